@@ -1,0 +1,1 @@
+"""Durable turns for LLM agents and chat bots."""

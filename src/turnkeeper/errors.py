@@ -1,0 +1,172 @@
+"""Turnkeeper's own errors: each carries the state that explains it and says what to do next."""
+
+from __future__ import annotations
+
+
+class TurnkeeperError(RuntimeError):
+    """Base class of every error that Turnkeeper raises on purpose."""
+
+
+class OwnershipLost(BaseException):
+    """This worker no longer owns what it was working on; another worker may already be going on with it.
+
+    Derives from `BaseException` so that a tool's or step's `except Exception` cannot swallow it and go on working.
+
+    Attributes:
+        what: the turn, slot or conversation that was lost.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is no longer owned by this worker: stop here, whoever owns it goes on")
+        self.what = what
+
+
+# --- input ---------------------------------------------------------------------------------------------------
+
+
+class InvalidInput(TurnkeeperError, ValueError):
+    """A caller's argument cannot be accepted. Nothing was written.
+
+    Attributes:
+        field: the argument or the path inside it (`messages[2].content`).
+        reason: what is wrong with it.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+
+class ValueTooLarge(InvalidInput):
+    """A value is over the size limit. Nothing was written; store a shorter value or a reference in its place.
+
+    Attributes:
+        size: its size in bytes, encoded.
+        limit: the largest size accepted, in bytes.
+    """
+
+    def __init__(self, field: str, size: int, limit: int) -> None:
+        super().__init__(field, f"{size} bytes are over the limit of {limit} bytes")
+        self.size = size
+        self.limit = limit
+
+
+class SchemaConflict(TurnkeeperError):
+    """Stored data has a form that this version does not know. It is left alone (flows.md, ambiguity 24).
+
+    Attributes:
+        where: the log, record or frame.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}; it was left untouched, upgrade this reader")
+        self.where = where
+        self.reason = reason
+
+
+# --- stores --------------------------------------------------------------------------------------------------
+
+
+class StoreError(TurnkeeperError):
+    """A store could not do what it was asked.
+
+    Attributes:
+        where: the store (a path or an address, never a password).
+        applied: `False` if nothing was changed, `None` if that cannot be known without reading again (LOG-6).
+    """
+
+    applied: bool | None = False
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
+        self.where = where
+        self.reason = reason
+
+
+class StoreBusy(StoreError):
+    """Another process held the store for longer than the busy timeout. Nothing was changed; try again."""
+
+
+class StoreFull(StoreError):
+    """The disk, or the store's configured bound, is full. Nothing was changed; free space and try again."""
+
+
+class StoreReadOnly(StoreError):
+    """The store can be read but not written. Nothing was changed."""
+
+
+class StoreForeign(StoreError):
+    """What is there belongs to something else, and was left untouched."""
+
+
+class StoreVersion(StoreError):
+    """The store was written by a newer version of Turnkeeper, and was left untouched; upgrade this process.
+
+    Attributes:
+        found: the version of the store.
+        known: the newest version that this process knows.
+    """
+
+    def __init__(self, where: str, found: int, known: int) -> None:
+        super().__init__(where, f"has schema version {found}, this process knows up to {known}: upgrade it")
+        self.found = found
+        self.known = known
+
+
+class StoreUnsuitable(StoreError):
+    """The place cannot keep the store's promises (a network file system, say)."""
+
+
+class StoreCorrupt(StoreError):
+    """The store's file is damaged. It was left untouched: keep it, and restore from a copy."""
+
+
+class StoreUnavailable(StoreError):
+    """The store could not be reached, or failed while it worked; whether it was applied is not known."""
+
+    applied = None
+
+
+class StoreClosed(StoreError):
+    """The store was closed before the call."""
+
+
+class StoreContention(StoreError):
+    """So many other writers moved the same log that this one gave up. Nothing was changed; try again."""
+
+
+class UnknownStoreUrl(TurnkeeperError, ValueError):
+    """A store URL names no store that this installation knows."""
+
+
+# --- turns (names of the first seed) -------------------------------------------------------------------------
+
+
+class TurnCheckpointError(TurnkeeperError):
+    """Base class for an unusable or invalid durable turn checkpoint."""
+
+
+class TurnCheckpointBusy(TurnCheckpointError):
+    """Another fenced worker currently owns the logical turn or tool call.
+
+    Attributes:
+        owner: who owns it.
+        until: end of its lease, in milliseconds of the store's clock.
+    """
+
+    def __init__(self, what: str, owner: str | None = None, until: int | None = None) -> None:
+        super().__init__(
+            f"{what} is owned by {owner or 'another worker'}; wait for it to finish or its lease to end"
+        )
+        self.what = what
+        self.owner = owner
+        self.until = until
+
+
+class TurnCheckpointConflict(TurnCheckpointError):
+    """The logical turn/slot already contains different canonical input."""
+
+
+class TurnSchemaConflict(TurnCheckpointError, SchemaConflict):
+    """The stored turn has a form that this version does not know; it was left alone."""

@@ -1,0 +1,123 @@
+"""Frames: how bytes of msgpack are wrapped for keeping. One byte names the codec; inflating is bounded.
+
+| first byte | codec | rest |
+| --- | --- | --- |
+| 0x01 | plain | msgpack |
+| 0x02 | zstd | length of the msgpack (4 bytes, big endian), zstd frame |
+| `1` (0x31) | the first seed's | `1:<length>:<base64 of zlib>` (journal.md T1.2) |
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import sys
+import threading
+import zlib
+from typing import Final, Literal
+
+from turnkeeper.errors import SchemaConflict, ValueTooLarge
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+Codec = Literal["plain", "zstd", "seed"]
+
+PLAIN: Final = 0x01
+ZSTD: Final = 0x02
+SEED: Final = ord("1")
+
+COMPRESS_FROM: Final = 512
+"""Below this size compression costs more than it saves."""
+MAX_INFLATED: Final = 64 * 1024 * 1024
+"""Largest msgpack, in bytes, that is written or inflated unless the caller says otherwise."""
+
+_LEVEL: Final = 3
+
+
+class _Compressor(threading.local):
+    """One compressor for each thread: setting one up costs more than compressing a kilobyte."""
+
+    def __init__(self) -> None:
+        self.zstd = zstd.ZstdCompressor(level=_LEVEL)
+
+    def __call__(self, payload: bytes) -> bytes:
+        return self.zstd.compress(payload, zstd.ZstdCompressor.FLUSH_FRAME)
+
+
+_compress = _Compressor()
+
+
+def encode(
+    payload: bytes, codec: Codec = "zstd", *, limit: int = MAX_INFLATED, field: str = "value"
+) -> bytes:
+    """Wrap `payload`. `zstd` falls back to plain where it would not be smaller.
+
+    Raises:
+        ValueTooLarge: `payload` is longer than `limit`.
+    """
+    if len(payload) > limit:
+        raise ValueTooLarge(field, len(payload), limit)
+    if codec == "seed":
+        return b"1:%d:%s" % (len(payload), base64.b64encode(zlib.compress(payload)))
+    if codec == "zstd" and len(payload) >= COMPRESS_FROM:
+        packed = _compress(payload)
+        if len(packed) + 5 < len(payload):
+            return b"\x02" + len(payload).to_bytes(4, "big") + packed
+    return b"\x01" + payload
+
+
+def decode(frame: bytes, *, limit: int = MAX_INFLATED, where: str = "frame") -> bytes:
+    """Unwrap a frame of any codec.
+
+    Raises:
+        SchemaConflict: the codec is unknown, the frame is damaged, or it would inflate beyond `limit` bytes.
+    """
+    codec = frame[0] if frame else None
+    if codec == PLAIN:
+        if len(frame) - 1 > limit:
+            raise SchemaConflict(where, f"frame holds {len(frame) - 1} bytes, more than the limit of {limit}")
+        return frame[1:]
+    if codec == ZSTD:
+        length = int.from_bytes(frame[1:5], "big")
+        _check_length(length, limit, where)
+        try:
+            inflater = zstd.ZstdDecompressor()
+            payload = inflater.decompress(frame[5:], length + 1)
+        except zstd.ZstdError as e:
+            raise SchemaConflict(where, f"damaged zstd frame ({e})") from e
+        return _exact(payload, length, inflater.eof, where)
+    if codec == SEED:
+        return _decode_seed(frame, limit, where)
+    raise SchemaConflict(where, "unknown frame" if codec is None else f"unknown frame codec 0x{codec:02x}")
+
+
+def _decode_seed(frame: bytes, limit: int, where: str) -> bytes:
+    try:
+        version, digits, text = frame.split(b":", 2)
+        length = int(digits)
+        packed = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error) as e:
+        raise SchemaConflict(where, "damaged frame of the seed's form") from e
+    if version != b"1":
+        raise SchemaConflict(where, f"unknown seed codec version {version[:16]!r}")
+    _check_length(length, limit, where)
+    try:
+        inflater = zlib.decompressobj()
+        payload = inflater.decompress(packed, length + 1)
+    except zlib.error as e:
+        raise SchemaConflict(where, f"damaged zlib frame ({e})") from e
+    return _exact(payload, length, inflater.eof, where)
+
+
+def _check_length(length: int, limit: int, where: str) -> None:
+    if not 0 <= length <= limit:
+        raise SchemaConflict(where, f"frame claims {length} bytes, the limit is {limit}")
+
+
+def _exact(payload: bytes, length: int, complete: bool, where: str) -> bytes:
+    if len(payload) != length or not complete:
+        raise SchemaConflict(where, f"frame does not inflate to the {length} bytes that it claims")
+    return payload

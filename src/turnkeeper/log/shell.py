@@ -1,0 +1,281 @@
+"""The thin shell that every log shares: cached state, decide, append, catch up, decide again.
+
+All rules live in pure functions; this is the only place that puts them to a store.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from turnkeeper.errors import SchemaConflict, StoreContention, StoreUnavailable, TurnkeeperError
+from turnkeeper.log import frames
+from turnkeeper.log.record import (
+    NOWHERE,
+    Appended,
+    Behind,
+    Guard,
+    GuardFailed,
+    Head,
+    Position,
+    Record,
+    Tail,
+)
+from turnkeeper.log.store import Store, TransactionalStore
+
+S = TypeVar("S")
+R = TypeVar("R")
+A = TypeVar("A")
+T = TypeVar("T")
+
+_PLAIN: Final = bytes([frames.PLAIN])
+_TRIES: Final = 1000
+"""Rounds of catching up before a caller is told of contention; each one means that another writer got on."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Decision(NamedTuple, Generic[R, A]):
+    """What a pure decider wants: records to append under a guard, and what to tell the caller once they are in.
+
+    Without records the answer is given only on a state that was read after the question, unless it is `final`: an answer
+    that no later record can change.
+    """
+
+    answer: A
+    records: tuple[R, ...] = ()
+    guard: Guard | None = None
+    final: bool = False
+
+
+class Rules(Protocol, Generic[S, R]):
+    """The pure side of one kind of log."""
+
+    def initial(self) -> S:
+        """The state of a log without records."""
+        ...
+
+    def evolve(self, state: S, record: R, at: int) -> S:
+        """The state after `record`, stamped `at`."""
+        ...
+
+    def decoder(self) -> msgspec.msgpack.Decoder[tuple[bytes, R]]:
+        """Decodes the msgpack of a body: the append's id (empty but in an append's first record), and the record."""
+        ...
+
+    def head(self, state: S) -> Head:
+        """The readable head of a log in this state."""
+        ...
+
+
+class FencedLog(Generic[S, R]):
+    """One log, as one process sees it. Tasks may share it; every append is fenced by the tail that it was decided on."""
+
+    def __init__(self, store: Store, key: str, rules: Rules[S, R]) -> None:
+        self.store = store
+        self.key = key
+        self._rules = rules
+        self._decoder = rules.decoder()
+        self._state = rules.initial()
+        self._position = NOWHERE
+        self._unsure = False
+        self._clock_offset: int | None = None
+        self.appends = 0
+        """Durable writes made through this object, for counting."""
+
+    @property
+    def cached(self) -> S:
+        """The state as this process last saw it; may be behind."""
+        return self._state
+
+    @property
+    def position(self) -> Position:
+        """How far the cached state goes."""
+        return self._position
+
+    def now(self) -> int:
+        """An estimate of the store's time in milliseconds; 0 before the store was first heard. Guards make it true."""
+        return 0 if self._clock_offset is None else time.monotonic_ns() // 1_000_000 + self._clock_offset
+
+    def _heard(self, now: int) -> None:
+        self._clock_offset = now - time.monotonic_ns() // 1_000_000
+
+    async def read(self) -> S:
+        """The state, read now.
+
+        Raises:
+            StoreError: the store could not be read.
+            SchemaConflict: a record has a form that this version does not know.
+        """
+        self._fold_tail(await self.store.read(self.key, after=self._position))
+        self._unsure = False
+        return self._state
+
+    async def ask(self, decide: Callable[[S, int], Decision[R, A]]) -> A:
+        """Put a question: decide, append what the decision wants, and give its answer once that is durable.
+
+        What `decide` raises is treated as an answer without records.
+
+        Raises:
+            StoreError: with `applied` None, whether the decision's records are in is not known; ask again.
+        """
+        fresh = False
+        if self._unsure:
+            await self.read()
+            fresh = True
+        for _ in range(_TRIES):
+            try:
+                decision = decide(self._state, self.now())
+            except TurnkeeperError:
+                if fresh:
+                    raise
+                await self.read()
+                fresh = True
+                continue
+            if not decision.records:
+                if fresh or decision.final:
+                    return decision.answer
+                await self.read()
+            elif await self._append(decision):
+                return decision.answer
+            fresh = True
+        raise StoreContention(self.key, f"other writers moved it {_TRIES} times meanwhile; try again")
+
+    async def ask_with(
+        self,
+        decide: Callable[[S, int], Decision[R, A]],
+        effect: Callable[[Any], T],
+        records: Callable[[T], Iterable[R]],
+    ) -> tuple[A, T | None]:
+        """Like `ask`, with an effect inside the store's own transaction: it and the records are both in, or neither.
+
+        `decide` gives placeholder records; `records(result)` are appended in their place. The second value is the
+        effect's result, or None where the answer came without records.
+        """
+        if not isinstance(self.store, TransactionalStore):
+            raise TurnkeeperError(
+                f"{type(self.store).__name__} cannot hold a tool's effect in its transaction"
+            )
+        await self.read()
+        for _ in range(_TRIES):
+            decision = decide(self._state, self.now())
+            if not decision.records:
+                return decision.answer, None
+            built: list[R] = []
+
+            def bodies(result: T, built: list[R] = built) -> list[bytes]:
+                built[:] = records(result)
+                return self._encode(built, secrets.token_bytes(8))
+
+            expected = self._position
+            try:
+                outcome = await self.store.append_with(
+                    self.key,
+                    effect,
+                    bodies,
+                    expected=expected,
+                    head=self._head_after(decision.records),
+                    guard=decision.guard,
+                )
+            except BaseException:
+                self._unsure = True
+                raise
+            if isinstance(outcome, tuple) and not isinstance(outcome, Behind | GuardFailed):
+                result, appended = outcome
+                self.appends += 1
+                self._fold_own(expected, built, appended)
+                return decision.answer, result
+            self._fold_refusal(outcome)
+        raise StoreContention(self.key, f"other writers moved it {_TRIES} times meanwhile; try again")
+
+    async def _append(self, decision: Decision[R, Any]) -> bool:
+        """Whether the decision's records are in; if not, the state is fresh and it is to be decided again."""
+        append_id = secrets.token_bytes(8)
+        expected = self._position
+        try:
+            outcome = await self.store.append(
+                self.key,
+                self._encode(decision.records, append_id),
+                expected=expected,
+                head=self._head_after(decision.records),
+                guard=decision.guard,
+            )
+        except StoreUnavailable:
+            self._unsure = True
+            return await self._find_out(expected, append_id)
+        except BaseException as e:
+            # Also a cancellation: the append may have been applied all the same (LOG-6).
+            self._unsure = getattr(e, "applied", None) is not False or self._unsure
+            raise
+        if isinstance(outcome, Appended):
+            self.appends += 1
+            self._fold_own(expected, decision.records, outcome)
+            return True
+        self._fold_refusal(outcome)
+        return False
+
+    async def _find_out(self, expected: Position, append_id: bytes) -> bool:
+        """After a lost answer: whether our append is in, by its id (LOG-6)."""
+        tail = await self.store.read(self.key, after=expected)
+        mine = bool(tail.records) and self._decode(tail.records[0])[0] == append_id
+        self._fold_tail(tail)
+        self._unsure = False
+        self.appends += mine
+        return mine
+
+    def _encode(self, records: Iterable[R], append_id: bytes) -> list[bytes]:
+        bodies: list[bytes] = []
+        for record in records:
+            bodies.append(_PLAIN + _encoder.encode((append_id, record)))
+            append_id = b""
+        return bodies
+
+    def _decode(self, record: Record) -> tuple[bytes, R]:
+        where = f"{self.key} record {record.seq}"
+        try:
+            return self._decoder.decode(frames.decode(record.body, where=where))
+        except (msgspec.ValidationError, msgspec.DecodeError) as e:
+            raise SchemaConflict(where, str(e)) from e
+
+    def _head_after(self, records: Iterable[R]) -> Head:
+        state = self._state
+        for record in records:
+            state = self._rules.evolve(state, record, self.now())
+        return self._rules.head(state)
+
+    def _fold_own(self, expected: Position, records: Iterable[R], appended: Appended) -> None:
+        self._heard(appended.at)
+        if self._position != expected:
+            # Another task of this process read meanwhile. It saw our append, or the next question has to read.
+            self._unsure |= not self._covers(appended.position)
+            return
+        state = self._state
+        for record in records:
+            state = self._rules.evolve(state, record, appended.at)
+        self._state = state
+        self._position = appended.position
+
+    def _covers(self, position: Position) -> bool:
+        return self._position.incarnation == position.incarnation and self._position.seq >= position.seq
+
+    def _fold_refusal(self, outcome: Behind | GuardFailed) -> None:
+        if isinstance(outcome, Behind):
+            self._fold_tail(outcome.tail)
+        else:
+            self._heard(outcome.now)
+
+    def _fold_tail(self, tail: Tail) -> None:
+        self._heard(tail.now)
+        if self._covers(tail.position):
+            return
+        state, known = (self._rules.initial(), 0) if tail.restart else (self._state, self._position.seq)
+        evolve = self._rules.evolve
+        for record in tail.records:
+            if record.seq > known:
+                state = evolve(state, self._decode(record)[1], record.at)
+        self._state = state
+        self._position = tail.position

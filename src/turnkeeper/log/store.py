@@ -1,0 +1,103 @@
+"""The store protocol: the one small operation that every backend offers, and its rules."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, HeadQuery, Position, Tail
+
+T = TypeVar("T")
+
+
+class Promise(NamedTuple):
+    """One line of what a store promises as it is set up: a name, what was found, whether it holds, advice."""
+
+    name: str
+    found: str
+    holds: bool
+    advice: str = ""
+
+
+class Store(Protocol):
+    """Logs under keys. Every backend MUST keep these rules; the conformance suite names the ones it proves.
+
+    - LOG-1 An append is all or nothing, and durable when it returns, at the level that the store's page promises.
+    - LOG-2 It succeeds only if the tail equals `expected`. Otherwise `Behind` brings every record after `expected` in
+      the same round trip.
+    - LOG-3 Every record is stamped `at` with the store's clock, inside the append. That clock never goes back within
+      a log.
+    - LOG-4 `guard` is judged on that clock in that same atomic step, after the tail was found equal. `GuardFailed`
+      brings the store's time.
+    - LOG-5 Sequences are dense from 1 and never go back, also across compaction. A log carries a random incarnation,
+      new for each life of its key; a position of another life never matches.
+    - LOG-6 After a lost answer (cancelled, timed out, cut) the append has happened wholly or not at all, and a read
+      tells which. Cancellation never leaves a half-written step or a held lock.
+    - LOG-7 Bodies are opaque. What goes in comes out, byte for byte.
+    - LOG-8 `head` is for listing. It may lag behind the logs and never leads them.
+    - LOG-9 Retention comes with the append, never with a read. A log is not dropped before `keep_until`.
+
+    Errors are `turnkeeper.errors.StoreError`s: with `applied` False nothing was changed, with None read again.
+    """
+
+    async def append(
+        self,
+        key: str,
+        records: Sequence[bytes],
+        *,
+        expected: Position,
+        head: Head,
+        guard: Guard | None = None,
+        compact_through: int = 0,
+    ) -> Appended | Behind | GuardFailed:
+        """Append `records` behind `expected`; drop those up to `compact_through` in the same step.
+
+        `NOWHERE` as `expected` creates the log. At least one record; at most one append of a key at a time wins.
+        """
+        ...
+
+    async def read(self, key: str, *, after: Position = ...) -> Tail:
+        """Records behind `after`, the tail, and the store's time. A key that does not exist has the tail NOWHERE."""
+        ...
+
+    def heads(self, query: HeadQuery = ...) -> AsyncIterator[Head]:
+        """Heads that match, by key. Holds no lock and no transaction between two of them."""
+        ...
+
+    async def erase(self, key: str, *, unchanged_since: int | None = None) -> bool:
+        """Drop the log; with `unchanged_since`, only if its tail is that sequence. Whether there was one to drop."""
+        ...
+
+    async def tidy(self) -> None:
+        """Hand space that erased logs took back to the system."""
+        ...
+
+    async def promises(self) -> list[Promise]:
+        """What this store, as it is set up, promises; for operators."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was asked, and let go of every resource."""
+        ...
+
+
+@runtime_checkable
+class TransactionalStore(Protocol):
+    """A store whose transaction can hold a tool's effect and its completion (the policy `transactional=True`)."""
+
+    async def append_with(
+        self,
+        key: str,
+        effect: Callable[[Any], T],
+        records: Callable[[T], Sequence[bytes]],
+        *,
+        expected: Position,
+        head: Head,
+        guard: Guard | None = None,
+    ) -> tuple[T, Appended] | Behind | GuardFailed:
+        """Run `effect` on the store's transaction and append `records(its result)` with it: both, or neither.
+
+        `effect` is called only if the tail is `expected` and the guard holds, at most once for each append that
+        succeeds. What it raises comes back to the caller, and nothing has happened.
+        """
+        ...

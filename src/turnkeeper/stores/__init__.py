@@ -1,0 +1,1 @@
+"""Stores: where logs are kept. They know the log alone."""

@@ -1,0 +1,363 @@
+"""Logs in a SQLite file: `record(log, seq, at, body)` and `head(…)`, group commit, several processes on one file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import anyio.to_thread
+
+from turnkeeper.log.record import (
+    NOWHERE,
+    Appended,
+    Behind,
+    Guard,
+    GuardFailed,
+    Head,
+    HeadQuery,
+    Position,
+    Record,
+    Tail,
+)
+from turnkeeper.log.store import Promise
+from turnkeeper.stores.sqlite import schema
+from turnkeeper.stores.sqlite.transaction import Transaction
+from turnkeeper.stores.sqlite.worker import Worker, wall_clock
+
+T = TypeVar("T")
+
+_PAGE: Final = 200
+"""Heads fetched at a time by a listing."""
+
+_ADVANCE = (
+    "UPDATE head SET tail = tail + ?, phase = ?, attention = ?, owner = ?, labels = ?, ttl_ms = ?, keep_until = ?, "
+    "size = size + ?, updated = ? WHERE key = ? AND incarnation = ? AND tail = ? AND updated <= ? RETURNING id"
+)
+_CREATE = (
+    "INSERT INTO head (key, incarnation, tail, compacted, kind, phase, attention, owner, labels, ttl_ms, keep_until, "
+    "size, created, updated) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING RETURNING id"
+)
+_RECORD = "INSERT INTO record (log, seq, at, body) VALUES (?, ?, ?, ?)"
+
+
+class SqliteStore:
+    """A store in one SQLite file (or `:memory:`, for tests and scratch work of one process).
+
+    Durable means: written to the WAL and fsynced (`synchronous=FULL`) before an append returns. Time is the host's
+    wall clock; where it is set back, the store's clock goes on from where the log stands (LOG-3), so a lease ends at
+    most its own length later. Where it jumps forward, leases end early: an effect then becomes AMBIGUOUS, it is never
+    repeated.
+    """
+
+    def __init__(
+        self, path: str, writer: Worker, reader: Worker, *, journal: str, busy_timeout: float
+    ) -> None:
+        """Use `open`."""
+        self.path = path
+        self._writer = writer
+        self._reader = reader
+        self._journal = journal
+        self._busy_timeout = busy_timeout
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: float = 5.0,
+        journal: str = "wal",
+        max_bytes: int | None = None,
+        clock: Callable[[], int] = wall_clock,
+    ) -> SqliteStore:
+        """Open `path`, making it if it is not there.
+
+        Args:
+            busy_timeout: seconds to wait for other processes' writes before `StoreBusy`.
+            journal: `wal`, or `delete` for file systems without shared memory.
+            max_bytes: a bound for the file; over it `StoreFull`.
+            clock: the host's clock in milliseconds, for tests of clocks that jump.
+
+        Raises:
+            StoreForeign, StoreVersion, StoreReadOnly, StoreUnsuitable, StoreBusy, StoreCorrupt: left as it was.
+        """
+        where = os.fspath(path)
+        connect = partial(
+            schema.connect, where, busy_timeout=busy_timeout, journal=journal, max_bytes=max_bytes
+        )
+        writing = await anyio.to_thread.run_sync(connect)
+        writer = Worker(where, writing, clock, writes=True)
+        reader = writer
+        if where != ":memory:":
+            try:
+                reader = Worker(where, await anyio.to_thread.run_sync(connect), clock, writes=False)
+            except BaseException:
+                writer.close()
+                raise
+        return cls(where, writer, reader, journal=journal, busy_timeout=busy_timeout)
+
+    async def __aenter__(self) -> SqliteStore:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def append(
+        self,
+        key: str,
+        records: Sequence[bytes],
+        *,
+        expected: Position,
+        head: Head,
+        guard: Guard | None = None,
+        compact_through: int = 0,
+    ) -> Appended | Behind | GuardFailed:
+        """See `turnkeeper.log.store.Store.append`."""
+        return await self._writer.do(partial(_append, key, records, expected, head, guard, compact_through))
+
+    async def append_with(
+        self,
+        key: str,
+        effect: Callable[[Transaction], T],
+        records: Callable[[T], Sequence[bytes]],
+        *,
+        expected: Position,
+        head: Head,
+        guard: Guard | None = None,
+    ) -> tuple[T, Appended] | Behind | GuardFailed:
+        """See `turnkeeper.log.store.TransactionalStore.append_with`; `effect` gets a `Transaction`, in the writer thread."""
+
+        def work(connection: sqlite3.Connection, now: int) -> tuple[T, Appended] | Behind | GuardFailed:
+            refusal = _refusal(connection, key, expected, guard, now)
+            if refusal is not None:
+                return refusal
+            with Transaction.on(connection) as transaction:
+                result = effect(transaction)
+            outcome = _append(key, records(result), expected, head, None, 0, connection, now)
+            assert isinstance(outcome, Appended)
+            return result, outcome
+
+        return await self._writer.do(work)
+
+    async def read(self, key: str, *, after: Position = NOWHERE) -> Tail:
+        """See `turnkeeper.log.store.Store.read`."""
+        return await self._reader.do(lambda connection, now: _tail(connection, key, after, now))
+
+    async def heads(self, query: HeadQuery = HeadQuery()) -> AsyncIterator[Head]:  # noqa: B008  # immutable
+        """See `turnkeeper.log.store.Store.heads`."""
+        last = ""
+        while True:
+            page = await self._reader.do(partial(_heads, query, last))
+            for head in page:
+                yield head
+            if len(page) < _PAGE:
+                return
+            last = page[-1].key
+
+    async def erase(self, key: str, *, unchanged_since: int | None = None) -> bool:
+        """See `turnkeeper.log.store.Store.erase`."""
+        return await self._writer.do(partial(_erase, key, unchanged_since))
+
+    async def tidy(self) -> None:
+        """See `turnkeeper.log.store.Store.tidy`; the file gets smaller."""
+
+        def checkpoint() -> None:
+            with sqlite3.connect(self.path, timeout=self._busy_timeout, isolation_level=None) as connection:
+                connection.execute("PRAGMA incremental_vacuum").fetchall()
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            connection.close()
+
+        if self.path != ":memory:":
+            try:
+                await anyio.to_thread.run_sync(checkpoint)
+            except sqlite3.Error as e:
+                raise schema.typed(e, self.path) from e
+
+    async def advance_clock(self, milliseconds: int) -> None:
+        """Move the store's clock forward, for every process on the file: the test clock."""
+        await self._writer.do(lambda connection, _: _advance_clock(connection, milliseconds))
+
+    async def promises(self) -> list[Promise]:
+        """See `turnkeeper.log.store.Store.promises`."""
+        memory = self.path == ":memory:"
+        kind = None if memory else schema.file_system_type(anyio.Path(self.path).parent._path)  # noqa: SLF001
+        offset = await self._reader.do(lambda connection, now: now - wall_clock())
+        return [
+            Promise(
+                "durable",
+                "no, in memory" if memory else "fsynced at each commit (synchronous=FULL)",
+                not memory,
+            ),
+            Promise(
+                "journal",
+                self._journal,
+                self._journal == "wal" or memory,
+                "wal lets readers and a writer work at once",
+            ),
+            Promise(
+                "file system",
+                kind or "unknown",
+                kind not in schema.NETWORK_FILE_SYSTEMS,
+                "WAL does not work on network file systems: use a local disk or a server store",
+            ),
+            Promise("busy timeout", f"{self._busy_timeout:g} s", True),
+            Promise(
+                "clock",
+                f"the host's, {offset / 1000:+.1f} s",
+                abs(offset) < 60_000,
+                "the host's clock was set back",
+            ),
+        ]
+
+    async def close(self) -> None:
+        """See `turnkeeper.log.store.Store.close`."""
+        if self._reader is not self._writer:
+            await anyio.to_thread.run_sync(self._reader.close)
+        await anyio.to_thread.run_sync(self._writer.close)
+
+
+def _append(
+    key: str,
+    records: Sequence[bytes],
+    expected: Position,
+    head: Head,
+    guard: Guard | None,
+    compact_through: int,
+    connection: sqlite3.Connection,
+    now: int,
+) -> Appended | Behind | GuardFailed:
+    count = len(records)
+    assert count, "an append has at least one record"
+    labels = json.dumps(head.labels) if head.labels else "{}"
+    readable = (
+        head.phase,
+        head.attention,
+        head.owner,
+        labels,
+        head.ttl_ms,
+        head.keep_until,
+        sum(map(len, records)),
+    )
+    if guard is not None and not guard.holds(now):
+        # Looked at first only because it is cheap: a tail that is not the expected one is the better answer (LOG-4).
+        return _refusal(connection, key, expected, guard, now) or _append(
+            key, records, expected, head, guard, compact_through, connection, _after(connection, key, now)
+        )
+    if expected == NOWHERE:
+        incarnation = os.urandom(8)
+        row = connection.execute(
+            _CREATE, (key, incarnation, count, head.kind, *readable, now, now)
+        ).fetchone()
+    else:
+        incarnation = expected.incarnation
+        row = connection.execute(
+            _ADVANCE, (count, *readable, now, key, incarnation, expected.seq, now)
+        ).fetchone()
+    if row is None:
+        refusal = _refusal(connection, key, expected, guard, now)
+        if refusal is not None:
+            return refusal
+        # The tail is the expected one, so the host's clock went back behind the log's last record.
+        later = _after(connection, key, now)
+        return _append(key, records, expected, head, guard, compact_through, connection, later)
+    log: int = row[0]
+    connection.executemany(
+        _RECORD, [(log, seq, now, body) for seq, body in enumerate(records, expected.seq + 1)]
+    )
+    if compact_through:
+        connection.execute("DELETE FROM record WHERE log = ? AND seq <= ?", (log, compact_through))
+        connection.execute("UPDATE head SET compacted = ? WHERE id = ?", (compact_through, log))
+    return Appended(Position(incarnation, expected.seq + count), now)
+
+
+def _refusal(
+    connection: sqlite3.Connection, key: str, expected: Position, guard: Guard | None, now: int
+) -> Behind | GuardFailed | None:
+    row = connection.execute("SELECT incarnation, tail, updated FROM head WHERE key = ?", (key,)).fetchone()
+    tail = NOWHERE if row is None else Position(row[0], row[1])
+    if tail != expected:
+        return Behind(_tail(connection, key, expected, now))
+    time = now if row is None else max(now, row[2])
+    return None if guard is None or guard.holds(time) else GuardFailed(time)
+
+
+def _after(connection: sqlite3.Connection, key: str, now: int) -> int:
+    """The store's time after its clock was moved on to the log's last record, where the host's was set back behind it."""
+    row = connection.execute("SELECT updated FROM head WHERE key = ?", (key,)).fetchone()
+    behind = 0 if row is None else row[0] - now
+    if behind > 0:
+        _advance_clock(connection, behind)
+    return now + max(behind, 0)
+
+
+def _advance_clock(connection: sqlite3.Connection, milliseconds: int) -> None:
+    connection.execute("UPDATE meta SET value = value + ? WHERE name = 'clock_offset_ms'", (milliseconds,))
+
+
+def _tail(connection: sqlite3.Connection, key: str, after: Position, now: int) -> Tail:
+    row = connection.execute(
+        "SELECT id, incarnation, tail, compacted, updated FROM head WHERE key = ?", (key,)
+    ).fetchone()
+    if row is None:
+        return Tail(NOWHERE, [], now, after != NOWHERE)
+    log, incarnation, tail, compacted, updated = row
+    restart = after.incarnation != incarnation or after.seq < compacted
+    rows = connection.execute(
+        "SELECT seq, at, body FROM record WHERE log = ? AND seq > ? ORDER BY seq",
+        (log, 0 if restart else after.seq),
+    )
+    return Tail(Position(incarnation, tail), list(map(Record._make, rows)), max(now, updated), restart)
+
+
+def _heads(query: HeadQuery, last: str, connection: sqlite3.Connection, now: int) -> list[Head]:
+    conditions = ["key > ?"]
+    values: list[Any] = [last]
+    if query.kind is not None:
+        conditions.append("kind = ?")
+        values.append(query.kind)
+    if query.phase is not None:
+        conditions.append("phase = ?")
+        values.append(query.phase)
+    if query.attention is not None:
+        conditions.append("attention IS NOT NULL" if query.attention else "attention IS NULL")
+    if query.prefix:
+        conditions.append("substr(key, 1, ?) = ?")
+        values += [len(query.prefix), query.prefix]
+    if query.updated_before is not None:
+        conditions.append("updated < ?")
+        values.append(query.updated_before)
+    rows = connection.execute(
+        "SELECT key, tail, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated FROM head "
+        f"WHERE {' AND '.join(conditions)} ORDER BY key LIMIT {_PAGE}",  # noqa: S608  # conditions are ours
+        values,
+    )
+    return [
+        Head(
+            key=key,
+            tail=tail,
+            kind=kind,
+            phase=phase,
+            attention=attention,
+            owner=owner,
+            labels=json.loads(labels),
+            ttl_ms=ttl_ms,
+            keep_until=keep_until,
+            size=size,
+            created=created,
+            updated=updated,
+        )
+        for key, tail, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated in rows
+    ]
+
+
+def _erase(key: str, unchanged_since: int | None, connection: sqlite3.Connection, now: int) -> bool:
+    row = connection.execute(
+        "DELETE FROM head WHERE key = ? AND tail = coalesce(?, tail) RETURNING id", (key, unchanged_since)
+    ).fetchone()
+    if row is None:
+        return False
+    connection.execute("DELETE FROM record WHERE log = ?", row)
+    return True

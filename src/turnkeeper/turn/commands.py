@@ -1,0 +1,180 @@
+"""What can be asked of a turn. Each command is decided by `turnkeeper.turn.decide`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from turnkeeper.turn.identity import ToolCall
+from turnkeeper.turn.names import Resolution
+
+
+class Command(msgspec.Struct, frozen=True):
+    """Base of all commands."""
+
+
+class Start(Command):
+    """Create the canonical base transcript, or recover the first writer's."""
+
+    trace_id: str
+    scope: str
+    messages: bytes
+    tool_names: bytes
+    runtime: bytes
+    input_fingerprint: str
+    proof_deadline: int
+    labels: dict[str, str] = {}
+
+
+class StartModel(Command):
+    """A model call is about to be made by `owner` for this round."""
+
+    round_index: int
+    owner: str
+    lease_ms: int
+
+
+class RenewModel(Command):
+    """The model call goes on."""
+
+    invocation_id: str
+    owner: str
+    lease_ms: int
+
+
+class FailModel(Command):
+    """The model call surely brought no decision."""
+
+    invocation_id: str
+    owner: str
+    message: str
+
+
+class ReserveAssistant(Command):
+    """Make a provider's decision the canonical one of its round, unless there is one."""
+
+    round_index: int
+    response: bytes
+    calls: tuple[ToolCall, ...]
+
+
+class SlotCommand(Command):
+    """Base of the commands on one tool slot."""
+
+    round_index: int
+    slot_index: int
+
+
+class ClaimTool(SlotCommand):
+    """Become the owner of a slot; with `execution_lease_ms`, cross the effect barrier in the same append."""
+
+    operation_id: str
+    call: ToolCall
+    owner: str
+    replay_safe: bool
+    claim_lease_ms: int
+    execution_lease_ms: int | None = None
+    repeat_ambiguous: bool = False
+    """The caller accepts that a call equal to an ambiguous one of an earlier round is made."""
+
+
+class BeginTool(SlotCommand):
+    """Cross the effect barrier."""
+
+    owner: str
+    fence: int
+    lease_ms: int
+
+
+class RenewTool(SlotCommand):
+    """The effect is still under way."""
+
+    owner: str
+    fence: int
+    lease_ms: int
+
+
+class AbandonTool(SlotCommand):
+    """The call provably caused no effect."""
+
+    owner: str
+    fence: int
+
+
+class CompleteTool(SlotCommand):
+    """The slot's exact result."""
+
+    owner: str
+    fence: int
+    result: bytes
+
+
+class ResolveTool(SlotCommand):
+    """Settle an ambiguous slot, with evidence."""
+
+    resolution: Resolution
+    who: str
+    why: str
+    result: bytes | None = None
+
+
+class CommitRound(Command):
+    """The transcript after a round: the first `keep` messages of the one before, then `messages`."""
+
+    round_index: int
+    keep: int
+    messages: list[Any]
+    runtime: bytes
+    allow_ambiguous: bool = False
+
+
+class SaveFinalModel(Command):
+    """Reserve the final content, unless there is one."""
+
+    content: str
+
+
+class ReserveDelivery(Command):
+    """Reserve the reply's key, exact text and presentation; with a lease, to send it now."""
+
+    key: str
+    text: str
+    delivery: bytes | None
+    owner: str = ""
+    lease_ms: int = 0
+
+
+class ClaimDelivery(Command):
+    """Send the reserved reply again, under its key, now that its sender's lease is over."""
+
+    owner: str
+    lease_ms: int
+
+
+class DoubtDelivery(Command):
+    """The reserved reply's outcome is unknown, and its sender (`owner`) or anybody behind its lease says so."""
+
+    owner: str
+    reason: str
+
+
+class ResolveDelivery(Command):
+    """Settle a reply whose outcome is unknown: its message id, or None where it surely was not sent."""
+
+    message_id: str | None
+    who: str
+    why: str
+
+
+class MarkDelivered(Command):
+    """The reserved reply is out."""
+
+    key: str
+    message_id: str
+
+
+class MarkCompleted(Command):
+    """Close the turn."""
+
+    allow_no_output: bool = False

@@ -1,0 +1,318 @@
+"""The rules of a turn's phases (journal.md T2), pure; commands on slots go to `slots.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from turnkeeper.errors import TurnCheckpointBusy, TurnCheckpointConflict, TurnCheckpointError
+from turnkeeper.log import values
+from turnkeeper.log.record import Guard
+from turnkeeper.log.shell import Decision
+from turnkeeper.turn import commands as c
+from turnkeeper.turn import records as r
+from turnkeeper.turn.identity import invocation_id, trace_hash
+from turnkeeper.turn.names import ToolCallAction, ToolCallState, TurnPhase
+from turnkeeper.turn.slots import SlotAnswer, decide_slot
+from turnkeeper.turn.state import Round, TurnState, evolve, final_model, find_round, shared_strings
+
+TurnDecision = Decision[r.AnyRecord, SlotAnswer | None]
+"""Commands on slots are answered with what became of the slot, all others with None: the state tells."""
+
+_NOTHING: TurnDecision = Decision(None)
+_KNOWN: TurnDecision = Decision(None, final=True)
+_Phase = TurnPhase
+_WENT_ON = frozenset(
+    {
+        ToolCallAction.ACQUIRED,
+        ToolCallAction.RECLAIMED,
+        ToolCallAction.BEGUN,
+        ToolCallAction.RENEWED,
+        ToolCallAction.ABANDONED,
+        ToolCallAction.COMPLETED,
+        ToolCallAction.CACHED,
+    }
+)
+"""Answers behind which a fused sequence of commands goes on."""
+_BEFORE_DELIVERY = frozenset(
+    {_Phase.STARTED, _Phase.ASSISTANT_RESERVED, _Phase.ROUND_COMMITTED, _Phase.FINAL_MODEL_SAVED}
+)
+
+
+def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
+    """Decide one command.
+
+    Raises:
+        TurnCheckpointError: the turn is missing, finished, or in another phase.
+        TurnCheckpointConflict: it holds different canonical input.
+        TurnCheckpointBusy: another live owner is at it.
+    """
+    if isinstance(command, c.SlotCommand):
+        return decide_slot(state, command, now)  # pyright: ignore[reportReturnType]  # Decision is invariant in its answer
+    if isinstance(command, c.Start):
+        return _start(state, command, now)
+    if state.phase is None:
+        raise TurnCheckpointError(
+            f"{type(command).__name__}: the turn was never started, or its log was erased"
+        )
+    match command:
+        case c.ReserveAssistant():
+            return _reserve_assistant(state, command)
+        case c.CommitRound():
+            return _commit_round(state, command)
+        case c.SaveFinalModel():
+            return _save_final_model(state, command)
+        case c.MarkCompleted():
+            return _mark_completed(state, command)
+        case c.StartModel() | c.RenewModel() | c.FailModel():
+            return _decide_model(state, command, now)
+        case _:
+            return _decide_delivery(state, command, now)
+
+
+def decide_all(
+    state: TurnState, commands: Sequence[c.Command], now: int
+) -> Decision[r.AnyRecord, tuple[SlotAnswer | None, ...]]:
+    """Decide commands one behind the other, for one append: what lies between two effects is one durable write.
+
+    Stops behind the first slot command that does not let its caller go on; the answers end with that one.
+
+    Raises:
+        TurnCheckpointError: a command is refused; nothing of the sequence is appended.
+    """
+    answers: list[SlotAnswer | None] = []
+    records: list[r.AnyRecord] = []
+    guard: Guard | None = None
+    final = True
+    for command in commands:
+        decision = decide(state, command, now)
+        answers.append(decision.answer)
+        final = final and decision.final
+        if decision.guard is not None:
+            guard = decision.guard.meet(guard)
+        for record in decision.records:
+            records.append(record)
+            state = evolve(state, record, now)
+        if decision.answer is not None and decision.answer.action not in _WENT_ON:
+            break
+    return Decision(tuple(answers), tuple(records), guard, final)
+
+
+def _where(state: TurnState) -> str:
+    return f"turn {state.trace_id!r} ({state.scope})"
+
+
+def _not_now(state: TurnState, what: str) -> TurnCheckpointError:
+    phase = None if state.phase is None else state.phase.value
+    return TurnCheckpointError(f"{_where(state)} is {phase} in round {state.current_round}: {what}")
+
+
+def _start(state: TurnState, command: c.Start, now: int) -> TurnDecision:
+    if state.phase is not None:
+        if state.input_fingerprint != command.input_fingerprint:
+            raise TurnCheckpointConflict(
+                f"{_where(state)} was started with another input: give a new message a new trace id"
+            )
+        return _KNOWN
+    guard = None
+    if command.proof_deadline:
+        if now > command.proof_deadline:
+            raise TurnCheckpointError(
+                f"turn {command.trace_id!r}: the proof deadline has passed, so a missing log does not prove that nothing "
+                "happened; it is not started"
+            )
+        guard = Guard(not_after=command.proof_deadline)
+    record = r.Started(
+        command.trace_id,
+        command.scope,
+        command.messages,
+        command.tool_names,
+        command.runtime,
+        command.input_fingerprint,
+        command.proof_deadline,
+        command.labels,
+    )
+    return Decision(None, (record,), guard)
+
+
+def _next_round(state: TurnState, round_index: int, what: str) -> None:
+    """Check that `round_index` is the round that the model decides next."""
+    open_phases = (_Phase.STARTED, _Phase.ROUND_COMMITTED)
+    if state.phase not in open_phases or round_index != state.current_round + 1:
+        raise _not_now(state, f"{what} of round {round_index} is out of order")
+
+
+def _reserve_assistant(state: TurnState, command: c.ReserveAssistant) -> TurnDecision:
+    if find_round(state, command.round_index) is not None:
+        return _KNOWN
+    _next_round(state, command.round_index, "a decision")
+    return Decision(None, (r.AssistantReserved(command.round_index, command.response, command.calls),))
+
+
+def _undecided(round_: Round, *, allow_ambiguous: bool) -> list[int]:
+    """Slots that a commit has to wait for: not terminal, or ambiguous and nobody has decided what the model is told."""
+    return [
+        index
+        for index, slot in enumerate(round_.slots)
+        if slot is None
+        or slot.state not in (ToolCallState.COMPLETED, ToolCallState.AMBIGUOUS)
+        or (slot.open_question and not allow_ambiguous)
+    ]
+
+
+def _commit_round(state: TurnState, command: c.CommitRound) -> TurnDecision:
+    committed = state.transcript and state.transcript.round
+    if committed and command.round_index <= committed.index and not state.completed:
+        return _KNOWN
+    round_ = state.round
+    if state.phase is not _Phase.ASSISTANT_RESERVED or round_ is None or command.round_index != round_.index:
+        raise _not_now(state, f"committing round {command.round_index} is out of order")
+    undecided = _undecided(round_, allow_ambiguous=command.allow_ambiguous)
+    if undecided:
+        raise _not_now(state, f"slots {undecided} have no result yet; complete or resolve them first")
+    known = {text: index for index, text in reversed(list(enumerate(shared_strings(round_))))}
+    record = r.RoundCommitted(
+        command.round_index,
+        command.keep,
+        values.freeze(command.messages, "messages", shared=known),
+        None if command.runtime == state.runtime else command.runtime,
+    )
+    return Decision(None, (record,))
+
+
+def _save_final_model(state: TurnState, command: c.SaveFinalModel) -> TurnDecision:
+    if state.final_model is not None:
+        return _KNOWN
+    undecided = state.phase is _Phase.ASSISTANT_RESERVED and state.round is not None and state.round.calls
+    if state.phase not in (_Phase.STARTED, _Phase.ASSISTANT_RESERVED, _Phase.ROUND_COMMITTED) or undecided:
+        raise _not_now(state, "the final content cannot be saved; commit the round first")
+    known = {
+        text: index for index, text in reversed(list(enumerate(shared_strings(state.round, results=False))))
+    }
+    return Decision(None, (r.FinalModelSaved(values.freeze(command.content, "content", shared=known)),))
+
+
+def _mark_completed(state: TurnState, command: c.MarkCompleted) -> TurnDecision:
+    if state.completed:
+        return _KNOWN
+    silent = command.allow_no_output and state.phase in _BEFORE_DELIVERY
+    if state.phase is not _Phase.DELIVERED and not silent:
+        raise _not_now(state, "it cannot be closed before its reply is delivered")
+    if state.phase is _Phase.ASSISTANT_RESERVED and state.round is not None:
+        undecided = _undecided(state.round, allow_ambiguous=True)
+        if undecided:
+            raise _not_now(state, f"it cannot be closed while slots {undecided} are not terminal")
+    return Decision(None, (r.Completed(no_output=state.phase is not _Phase.DELIVERED),))
+
+
+# --- model calls ---------------------------------------------------------------------------------------------
+
+
+def _decide_model(
+    state: TurnState, command: c.StartModel | c.RenewModel | c.FailModel, now: int
+) -> TurnDecision:
+    call = state.model
+    if isinstance(command, c.StartModel):
+        return _start_model(state, command, now)
+    if call is None or call.invocation_id != command.invocation_id or call.owner != command.owner:
+        raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", call and call.owner)
+    if isinstance(command, c.FailModel):
+        return Decision(None, (r.ModelFailed(command.invocation_id, command.message),))
+    if now >= call.lease_end:
+        raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", None)
+    guard = Guard(not_after=call.lease_end - 1)
+    return Decision(None, (r.ModelRenewed(command.invocation_id, command.lease_ms),), guard)
+
+
+def _start_model(state: TurnState, command: c.StartModel, now: int) -> TurnDecision:
+    _next_round(state, command.round_index, "a model call")
+    call = state.model
+    guard = None
+    if call is not None and not call.failed and call.owner != command.owner:
+        if now < call.lease_end:
+            raise TurnCheckpointBusy(
+                f"{_where(state)} model call {call.invocation_id}", call.owner, call.lease_end
+            )
+        guard = Guard(not_before=call.lease_end)
+    invocation = model_invocation_id(state, command.round_index)
+    return Decision(
+        None, (r.ModelStarted(command.round_index, invocation, command.owner, command.lease_ms),), guard
+    )
+
+
+def model_invocation_id(state: TurnState, round_index: int) -> str:
+    """The id of the model call that this state's next `StartModel` makes."""
+    return invocation_id(trace_hash(state.trace_id), state.scope, round_index, state.attempts)
+
+
+# --- delivery ------------------------------------------------------------------------------------------------
+
+
+def _decide_delivery(state: TurnState, command: c.Command, now: int) -> TurnDecision:
+    match command:
+        case c.ReserveDelivery():
+            return _reserve_delivery(state, command)
+        case c.MarkDelivered():
+            return _mark_delivered(state, command)
+        case _:
+            pass
+    delivery = state.delivery
+    if delivery is None or state.phase is not _Phase.DELIVERY_RESERVED:
+        raise _not_now(state, "there is no reply under way")
+    live = now < delivery.lease_end
+    match command:
+        case c.ClaimDelivery():
+            if live and delivery.owner != command.owner:
+                raise TurnCheckpointBusy(f"{_where(state)} reply", delivery.owner, delivery.lease_end)
+            guard = None if live else Guard(not_before=delivery.lease_end)
+            return Decision(None, (r.DeliveryClaimed(command.owner, command.lease_ms),), guard)
+        case c.DoubtDelivery():
+            if delivery.unknown:
+                return _NOTHING
+            if live and delivery.owner != command.owner:
+                raise TurnCheckpointBusy(f"{_where(state)} reply", delivery.owner, delivery.lease_end)
+            guard = None if delivery.owner == command.owner else Guard(not_before=delivery.lease_end)
+            return Decision(None, (r.DeliveryUnknown(command.reason),), guard)
+        case c.ResolveDelivery():
+            if not delivery.unknown:
+                raise _not_now(state, "the reply's outcome is not in doubt: there is nothing to resolve")
+            if command.message_id is None:
+                return Decision(None, (r.DeliveryResolved(command.who, command.why),))
+            return Decision(None, (r.Delivered(command.message_id, command.who, command.why),))
+        case _:
+            raise AssertionError(f"no rule for {command!r}")
+
+
+def _reserve_delivery(state: TurnState, command: c.ReserveDelivery) -> TurnDecision:
+    if state.delivery is not None:
+        if state.delivery.key != command.key:
+            raise TurnCheckpointConflict(
+                f"{_where(state)} has its reply reserved under the key {state.delivery.key!r}, not {command.key!r}"
+            )
+        return _KNOWN
+    if state.phase is not _Phase.FINAL_MODEL_SAVED:
+        raise _not_now(state, "a reply can be reserved only once the final content is saved")
+    text: Any = None if command.text == final_model(state) else values.freeze(command.text, "text")
+    record = r.DeliveryReserved(command.key, text, command.delivery, command.owner, command.lease_ms)
+    return Decision(None, (record,))
+
+
+def _mark_delivered(state: TurnState, command: c.MarkDelivered) -> TurnDecision:
+    delivery = state.delivery
+    if delivery is None:
+        raise _not_now(state, "no reply was reserved")
+    if delivery.key != command.key:
+        raise TurnCheckpointConflict(
+            f"{_where(state)} has its reply reserved under {delivery.key!r}, not {command.key!r}"
+        )
+    if state.phase is _Phase.DELIVERY_RESERVED:
+        return Decision(None, (r.Delivered(command.message_id),))
+    return _KNOWN
+
+
+def disputes(state: TurnState, command: c.MarkDelivered) -> TurnDecision:
+    """Keep a second message id of a delivered reply for audit, before its conflict is told (T2 `mark_delivered`)."""
+    known = (state.sent_message_id, *state.disputed_message_ids)
+    if state.sent_message_id is None or command.message_id in known:
+        return _KNOWN
+    return Decision(None, (r.DeliveryDisputed(command.message_id),))

@@ -1,0 +1,72 @@
+"""A turn's log in one process: commands in, answers and state out. Sessions and the engine both stand on it."""
+
+from __future__ import annotations
+
+from turnkeeper.errors import SchemaConflict, TurnSchemaConflict
+from turnkeeper.log import values
+from turnkeeper.log.shell import FencedLog
+from turnkeeper.log.store import Store
+from turnkeeper.turn import commands as c
+from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.identity import operation_id, trace_hash, turn_key
+from turnkeeper.turn.records import AnyRecord
+from turnkeeper.turn.slots import SlotAnswer
+from turnkeeper.turn.state import TurnRules, TurnState
+
+DEFAULT_TTL_SECONDS = 604_800
+"""How long a turn is kept after its last change: proof against late redeliveries (T1.6)."""
+
+
+class TurnHandle:
+    """One turn, by trace and scope."""
+
+    def __init__(
+        self, store: Store, trace_id: str, scope: str = "primary", *, ttl_seconds: float = DEFAULT_TTL_SECONDS
+    ) -> None:
+        """
+        Raises:
+            InvalidInput: `trace_id` or `scope` cannot serve as an identifier.
+        """
+        self.trace_id = values.identifier(trace_id, "trace_id")
+        self.scope = values.identifier(scope, "scope", longest=128)
+        self.trace_hash = trace_hash(trace_id)
+        self.key = turn_key(self.trace_hash, scope)
+        self.log: FencedLog[TurnState, AnyRecord] = FencedLog(
+            store, self.key, TurnRules(round(ttl_seconds * 1000))
+        )
+
+    @property
+    def state(self) -> TurnState:
+        """The state as last seen."""
+        return self.log.cached
+
+    async def read(self) -> TurnState:
+        """The state, read now.
+
+        Raises:
+            TurnSchemaConflict: the log has records of a newer version.
+        """
+        try:
+            return await self.log.read()
+        except SchemaConflict as e:
+            raise _ours(e) from e
+
+    async def ask(self, *commands: c.Command) -> tuple[SlotAnswer | None, ...]:
+        """Put commands, decided one behind the other and durable in one append. See `decide.decide_all`."""
+        try:
+            return await self.log.ask(lambda state, now: decide_all(state, commands, now))
+        except SchemaConflict as e:
+            raise _ours(e) from e
+
+    def operation_id(self, round_index: int, slot_index: int) -> str:
+        """The slot's idempotency key (T3)."""
+        return operation_id(self.trace_hash, self.scope, round_index, slot_index)
+
+
+def _ours(error: SchemaConflict) -> TurnSchemaConflict:
+    return error if isinstance(error, TurnSchemaConflict) else TurnSchemaConflict(error.where, error.reason)
+
+
+def milliseconds(seconds: float) -> int:
+    """A length of time for a record."""
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,232 @@
+"""The records of a turn log: what happened, in the order in which it became durable.
+
+Fields are only ever added at the end, with defaults: an older reader ignores them, a newer one fills them in. A kind of
+record that a reader does not know is refused (flows.md, ambiguity 24). Fields of type `bytes` are frames (`log/values.py`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from turnkeeper.turn.identity import ToolCall
+from turnkeeper.turn.names import Resolution
+
+
+class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all records of a turn."""
+
+
+class Started(TurnRecord, tag="started"):
+    """The canonical input (T2 `start`)."""
+
+    trace_id: str
+    scope: str
+    messages: bytes
+    tool_names: bytes
+    runtime: bytes
+    input_fingerprint: str
+    proof_deadline: int = 0
+    labels: dict[str, str] = {}
+
+
+class ModelStarted(TurnRecord, tag="model_started"):
+    """A model call is about to be made; the invocation id tells attempts apart."""
+
+    round_index: int
+    invocation_id: str
+    owner: str
+    lease_ms: int
+
+
+class ModelRenewed(TurnRecord, tag="model_renewed"):
+    """The model call goes on."""
+
+    invocation_id: str
+    lease_ms: int
+
+
+class ModelFailed(TurnRecord, tag="model_failed"):
+    """The model call surely brought no decision."""
+
+    invocation_id: str
+    message: str
+
+
+class AssistantReserved(TurnRecord, tag="assistant_reserved"):
+    """The canonical decision of a round, before any of its effects (T2 `reserve_assistant`)."""
+
+    round_index: int
+    response: bytes
+    calls: tuple[ToolCall, ...]
+
+
+class ToolClaimed(TurnRecord, tag="tool_claimed"):
+    """A slot has an owner that may begin."""
+
+    round_index: int
+    slot_index: int
+    owner: str
+    fence: int
+    lease_ms: int
+    replay_safe: bool
+
+
+class ToolBegun(TurnRecord, tag="tool_begun"):
+    """The effect barrier: from here on the effect may have happened. Also claims, where claim and begin are fused."""
+
+    round_index: int
+    slot_index: int
+    owner: str
+    fence: int
+    lease_ms: int
+    replay_safe: bool
+
+
+class ToolRenewed(TurnRecord, tag="tool_renewed"):
+    """The owner still works on the slot."""
+
+    round_index: int
+    slot_index: int
+    lease_ms: int
+
+
+class ToolAbandoned(TurnRecord, tag="tool_abandoned"):
+    """The call provably caused no effect; the slot may be claimed at once."""
+
+    round_index: int
+    slot_index: int
+
+
+class ToolCompleted(TurnRecord, tag="tool_completed"):
+    """The slot's result. `late`: the lease had run out and nobody had changed the slot."""
+
+    round_index: int
+    slot_index: int
+    result: bytes
+    late: bool = False
+
+
+class ToolAmbiguous(TurnRecord, tag="tool_ambiguous"):
+    """Nobody can know whether the effect happened: its owner's lease ran out behind the barrier."""
+
+    round_index: int
+    slot_index: int
+
+
+class ToolEvidence(TurnRecord, tag="tool_evidence"):
+    """A result that came after the slot had become ambiguous: kept beside it, changes nothing (T3 `complete_tool`)."""
+
+    round_index: int
+    slot_index: int
+    owner: str
+    fence: int
+    result: bytes
+
+
+class ToolResolved(TurnRecord, tag="tool_resolved"):
+    """An ambiguous slot settled: by whom, why, and how."""
+
+    round_index: int
+    slot_index: int
+    resolution: Resolution
+    who: str
+    why: str
+    result: bytes | None = None
+
+
+class RoundCommitted(TurnRecord, tag="round_committed"):
+    """The transcript after a round: the first `keep` messages of the one before, then `messages`.
+
+    Long strings that stand in the round's decision or results are references to them, in the order of
+    `state.shared_strings`. `runtime` is None where it did not change.
+    """
+
+    round_index: int
+    keep: int
+    messages: bytes
+    runtime: bytes | None = None
+
+
+class FinalModelSaved(TurnRecord, tag="final_model_saved"):
+    """The canonical final content; may refer to the last decision's strings."""
+
+    content: bytes
+
+
+class DeliveryReserved(TurnRecord, tag="delivery_reserved"):
+    """Key, exact text (None: that of the final model) and presentation of the reply, before it is sent.
+
+    `owner` and `lease_ms` say who sends it now, where the engine does.
+    """
+
+    key: str
+    text: bytes | None
+    delivery: bytes | None
+    owner: str = ""
+    lease_ms: int = 0
+
+
+class DeliveryClaimed(TurnRecord, tag="delivery_claimed"):
+    """Another worker sends the reply again, under the same key: its policy says that this is safe."""
+
+    owner: str
+    lease_ms: int
+
+
+class DeliveryUnknown(TurnRecord, tag="delivery_unknown"):
+    """Nobody can know whether the reply was sent, and the channel offers no way to find out."""
+
+    reason: str
+
+
+class DeliveryResolved(TurnRecord, tag="delivery_resolved"):
+    """The reply was looked for and not found: it may be sent (again)."""
+
+    who: str
+    why: str
+
+
+class Delivered(TurnRecord, tag="delivered"):
+    """The reply is out, under the channel's message id. `who` and `why`: found out afterwards."""
+
+    message_id: str
+    who: str = ""
+    why: str = ""
+
+
+class DeliveryDisputed(TurnRecord, tag="delivery_disputed"):
+    """A second message id for the same reply: evidence of a double send, kept for audit (T2)."""
+
+    message_id: str
+
+
+class Completed(TurnRecord, tag="completed"):
+    """The turn is closed."""
+
+    no_output: bool = False
+
+
+AnyRecord = (
+    Started
+    | ModelStarted
+    | ModelRenewed
+    | ModelFailed
+    | AssistantReserved
+    | ToolClaimed
+    | ToolBegun
+    | ToolRenewed
+    | ToolAbandoned
+    | ToolCompleted
+    | ToolAmbiguous
+    | ToolEvidence
+    | ToolResolved
+    | RoundCommitted
+    | FinalModelSaved
+    | DeliveryReserved
+    | DeliveryClaimed
+    | DeliveryUnknown
+    | DeliveryResolved
+    | Delivered
+    | DeliveryDisputed
+    | Completed
+)
