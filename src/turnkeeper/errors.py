@@ -156,9 +156,7 @@ class TurnCheckpointBusy(TurnCheckpointError):
     """
 
     def __init__(self, what: str, owner: str | None = None, until: int | None = None) -> None:
-        super().__init__(
-            f"{what} is owned by {owner or 'another worker'}; wait for it to finish or its lease to end"
-        )
+        super().__init__(f"{what} is owned by {owner or 'another worker'}; wait for it to finish or its lease to end")
         self.what = what
         self.owner = owner
         self.until = until

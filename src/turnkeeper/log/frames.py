@@ -50,9 +50,7 @@ class _Compressor(threading.local):
 _compress = _Compressor()
 
 
-def encode(
-    payload: bytes, codec: Codec = "zstd", *, limit: int = MAX_INFLATED, field: str = "value"
-) -> bytes:
+def encode(payload: bytes, codec: Codec = "zstd", *, limit: int = MAX_INFLATED, field: str = "value") -> bytes:
     """Wrap `payload`. `zstd` falls back to plain where it would not be smaller.
 
     Raises:

@@ -157,9 +157,7 @@ class FencedLog(Generic[S, R]):
         effect's result, or None where the answer came without records.
         """
         if not isinstance(self.store, TransactionalStore):
-            raise TurnkeeperError(
-                f"{type(self.store).__name__} cannot hold a tool's effect in its transaction"
-            )
+            raise TurnkeeperError(f"{type(self.store).__name__} cannot hold a tool's effect in its transaction")
         await self.read()
         for _ in range(_TRIES):
             decision = decide(self._state, self.now())
@@ -184,7 +182,7 @@ class FencedLog(Generic[S, R]):
             except BaseException:
                 self._unsure = True
                 raise
-            if isinstance(outcome, tuple) and not isinstance(outcome, Behind | GuardFailed):
+            if not isinstance(outcome, Behind | GuardFailed):
                 result, appended = outcome
                 self.appends += 1
                 self._fold_own(expected, built, appended)

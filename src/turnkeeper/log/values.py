@@ -54,7 +54,7 @@ def _text(value: str) -> str:
 
 def _storable(value: Any, depth: int, shared: Mapping[str, int] | None) -> Any:
     """`value` in a form that msgpack keeps exactly; a copy wherever a container has to differ."""
-    kind: type = type(value)
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]  # of anything
     if kind is str:
         if shared is not None and len(value) >= SHARED_FROM and (index := shared.get(value)) is not None:
             return msgspec.msgpack.Ext(_SHARED, b"%d" % index)
@@ -126,9 +126,7 @@ def freeze(
         InvalidInput: the value cannot be kept exactly; names the path.
         ValueTooLarge: it is over `limit` bytes.
     """
-    return frames.encode(
-        _encoder.encode(storable(value, field, shared=shared)), codec, limit=limit, field=field
-    )
+    return frames.encode(_encoder.encode(storable(value, field, shared=shared)), codec, limit=limit, field=field)
 
 
 def thaw(frame: bytes, *, shared: Sequence[str] = (), limit: int = frames.MAX_INFLATED) -> Any:

@@ -14,7 +14,7 @@ class Command(msgspec.Struct, frozen=True):
     """Base of all commands."""
 
 
-class Start(Command):
+class Start(Command, frozen=True):
     """Create the canonical base transcript, or recover the first writer's."""
 
     trace_id: str
@@ -27,7 +27,7 @@ class Start(Command):
     labels: dict[str, str] = {}
 
 
-class StartModel(Command):
+class StartModel(Command, frozen=True):
     """A model call is about to be made by `owner` for this round."""
 
     round_index: int
@@ -35,7 +35,7 @@ class StartModel(Command):
     lease_ms: int
 
 
-class RenewModel(Command):
+class RenewModel(Command, frozen=True):
     """The model call goes on."""
 
     invocation_id: str
@@ -43,7 +43,7 @@ class RenewModel(Command):
     lease_ms: int
 
 
-class FailModel(Command):
+class FailModel(Command, frozen=True):
     """The model call surely brought no decision."""
 
     invocation_id: str
@@ -51,7 +51,7 @@ class FailModel(Command):
     message: str
 
 
-class ReserveAssistant(Command):
+class ReserveAssistant(Command, frozen=True):
     """Make a provider's decision the canonical one of its round, unless there is one."""
 
     round_index: int
@@ -59,14 +59,14 @@ class ReserveAssistant(Command):
     calls: tuple[ToolCall, ...]
 
 
-class SlotCommand(Command):
+class SlotCommand(Command, frozen=True):
     """Base of the commands on one tool slot."""
 
     round_index: int
     slot_index: int
 
 
-class ClaimTool(SlotCommand):
+class ClaimTool(SlotCommand, frozen=True):
     """Become the owner of a slot; with `execution_lease_ms`, cross the effect barrier in the same append."""
 
     operation_id: str
@@ -79,7 +79,7 @@ class ClaimTool(SlotCommand):
     """The caller accepts that a call equal to an ambiguous one of an earlier round is made."""
 
 
-class BeginTool(SlotCommand):
+class BeginTool(SlotCommand, frozen=True):
     """Cross the effect barrier."""
 
     owner: str
@@ -87,7 +87,7 @@ class BeginTool(SlotCommand):
     lease_ms: int
 
 
-class RenewTool(SlotCommand):
+class RenewTool(SlotCommand, frozen=True):
     """The effect is still under way."""
 
     owner: str
@@ -95,14 +95,14 @@ class RenewTool(SlotCommand):
     lease_ms: int
 
 
-class AbandonTool(SlotCommand):
+class AbandonTool(SlotCommand, frozen=True):
     """The call provably caused no effect."""
 
     owner: str
     fence: int
 
 
-class CompleteTool(SlotCommand):
+class CompleteTool(SlotCommand, frozen=True):
     """The slot's exact result."""
 
     owner: str
@@ -110,7 +110,7 @@ class CompleteTool(SlotCommand):
     result: bytes
 
 
-class ResolveTool(SlotCommand):
+class ResolveTool(SlotCommand, frozen=True):
     """Settle an ambiguous slot, with evidence."""
 
     resolution: Resolution
@@ -119,7 +119,7 @@ class ResolveTool(SlotCommand):
     result: bytes | None = None
 
 
-class CommitRound(Command):
+class CommitRound(Command, frozen=True):
     """The transcript after a round: the first `keep` messages of the one before, then `messages`."""
 
     round_index: int
@@ -129,13 +129,13 @@ class CommitRound(Command):
     allow_ambiguous: bool = False
 
 
-class SaveFinalModel(Command):
+class SaveFinalModel(Command, frozen=True):
     """Reserve the final content, unless there is one."""
 
     content: str
 
 
-class ReserveDelivery(Command):
+class ReserveDelivery(Command, frozen=True):
     """Reserve the reply's key, exact text and presentation; with a lease, to send it now."""
 
     key: str
@@ -145,21 +145,21 @@ class ReserveDelivery(Command):
     lease_ms: int = 0
 
 
-class ClaimDelivery(Command):
+class ClaimDelivery(Command, frozen=True):
     """Send the reserved reply again, under its key, now that its sender's lease is over."""
 
     owner: str
     lease_ms: int
 
 
-class DoubtDelivery(Command):
+class DoubtDelivery(Command, frozen=True):
     """The reserved reply's outcome is unknown, and its sender (`owner`) or anybody behind its lease says so."""
 
     owner: str
     reason: str
 
 
-class ResolveDelivery(Command):
+class ResolveDelivery(Command, frozen=True):
     """Settle a reply whose outcome is unknown: its message id, or None where it surely was not sent."""
 
     message_id: str | None
@@ -167,14 +167,14 @@ class ResolveDelivery(Command):
     why: str
 
 
-class MarkDelivered(Command):
+class MarkDelivered(Command, frozen=True):
     """The reserved reply is out."""
 
     key: str
     message_id: str
 
 
-class MarkCompleted(Command):
+class MarkCompleted(Command, frozen=True):
     """Close the turn."""
 
     allow_no_output: bool = False

@@ -52,9 +52,7 @@ def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
     if isinstance(command, c.Start):
         return _start(state, command, now)
     if state.phase is None:
-        raise TurnCheckpointError(
-            f"{type(command).__name__}: the turn was never started, or its log was erased"
-        )
+        raise TurnCheckpointError(f"{type(command).__name__}: the turn was never started, or its log was erased")
     match command:
         case c.ReserveAssistant():
             return _reserve_assistant(state, command)
@@ -186,9 +184,7 @@ def _save_final_model(state: TurnState, command: c.SaveFinalModel) -> TurnDecisi
     undecided = state.phase is _Phase.ASSISTANT_RESERVED and state.round is not None and state.round.calls
     if state.phase not in (_Phase.STARTED, _Phase.ASSISTANT_RESERVED, _Phase.ROUND_COMMITTED) or undecided:
         raise _not_now(state, "the final content cannot be saved; commit the round first")
-    known = {
-        text: index for index, text in reversed(list(enumerate(shared_strings(state.round, results=False))))
-    }
+    known = {text: index for index, text in reversed(list(enumerate(shared_strings(state.round, results=False))))}
     return Decision(None, (r.FinalModelSaved(values.freeze(command.content, "content", shared=known)),))
 
 
@@ -208,9 +204,7 @@ def _mark_completed(state: TurnState, command: c.MarkCompleted) -> TurnDecision:
 # --- model calls ---------------------------------------------------------------------------------------------
 
 
-def _decide_model(
-    state: TurnState, command: c.StartModel | c.RenewModel | c.FailModel, now: int
-) -> TurnDecision:
+def _decide_model(state: TurnState, command: c.StartModel | c.RenewModel | c.FailModel, now: int) -> TurnDecision:
     call = state.model
     if isinstance(command, c.StartModel):
         return _start_model(state, command, now)
@@ -230,14 +224,10 @@ def _start_model(state: TurnState, command: c.StartModel, now: int) -> TurnDecis
     guard = None
     if call is not None and not call.failed and call.owner != command.owner:
         if now < call.lease_end:
-            raise TurnCheckpointBusy(
-                f"{_where(state)} model call {call.invocation_id}", call.owner, call.lease_end
-            )
+            raise TurnCheckpointBusy(f"{_where(state)} model call {call.invocation_id}", call.owner, call.lease_end)
         guard = Guard(not_before=call.lease_end)
     invocation = model_invocation_id(state, command.round_index)
-    return Decision(
-        None, (r.ModelStarted(command.round_index, invocation, command.owner, command.lease_ms),), guard
-    )
+    return Decision(None, (r.ModelStarted(command.round_index, invocation, command.owner, command.lease_ms),), guard)
 
 
 def model_invocation_id(state: TurnState, round_index: int) -> str:

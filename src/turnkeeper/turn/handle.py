@@ -31,9 +31,7 @@ class TurnHandle:
         self.scope = values.identifier(scope, "scope", longest=128)
         self.trace_hash = trace_hash(trace_id)
         self.key = turn_key(self.trace_hash, scope)
-        self.log: FencedLog[TurnState, AnyRecord] = FencedLog(
-            store, self.key, TurnRules(round(ttl_seconds * 1000))
-        )
+        self.log: FencedLog[TurnState, AnyRecord] = FencedLog(store, self.key, TurnRules(round(ttl_seconds * 1000)))
 
     @property
     def state(self) -> TurnState:

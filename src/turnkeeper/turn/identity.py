@@ -95,9 +95,7 @@ def raw_calls(response: dict[str, Any]) -> list[tuple[str | None, str, Any]]:
     listed: Any = response.get(name)
     if name == "content":
         blocks = cast("list[Any]", listed) if isinstance(listed, list) else []
-        listed = [
-            b for b in blocks if isinstance(b, dict) and cast("dict[str, Any]", b).get("type") == "tool_use"
-        ]
+        listed = [b for b in blocks if isinstance(b, dict) and cast("dict[str, Any]", b).get("type") == "tool_use"]
     if not isinstance(listed, list):
         raise InvalidInput(f"response.{name}", "must be a list of tool calls")
     calls: list[tuple[str | None, str, Any]] = []

@@ -16,7 +16,7 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
     """Base of all records of a turn."""
 
 
-class Started(TurnRecord, tag="started"):
+class Started(TurnRecord, frozen=True, tag="started"):
     """The canonical input (T2 `start`)."""
 
     trace_id: str
@@ -29,7 +29,7 @@ class Started(TurnRecord, tag="started"):
     labels: dict[str, str] = {}
 
 
-class ModelStarted(TurnRecord, tag="model_started"):
+class ModelStarted(TurnRecord, frozen=True, tag="model_started"):
     """A model call is about to be made; the invocation id tells attempts apart."""
 
     round_index: int
@@ -38,21 +38,21 @@ class ModelStarted(TurnRecord, tag="model_started"):
     lease_ms: int
 
 
-class ModelRenewed(TurnRecord, tag="model_renewed"):
+class ModelRenewed(TurnRecord, frozen=True, tag="model_renewed"):
     """The model call goes on."""
 
     invocation_id: str
     lease_ms: int
 
 
-class ModelFailed(TurnRecord, tag="model_failed"):
+class ModelFailed(TurnRecord, frozen=True, tag="model_failed"):
     """The model call surely brought no decision."""
 
     invocation_id: str
     message: str
 
 
-class AssistantReserved(TurnRecord, tag="assistant_reserved"):
+class AssistantReserved(TurnRecord, frozen=True, tag="assistant_reserved"):
     """The canonical decision of a round, before any of its effects (T2 `reserve_assistant`)."""
 
     round_index: int
@@ -60,7 +60,7 @@ class AssistantReserved(TurnRecord, tag="assistant_reserved"):
     calls: tuple[ToolCall, ...]
 
 
-class ToolClaimed(TurnRecord, tag="tool_claimed"):
+class ToolClaimed(TurnRecord, frozen=True, tag="tool_claimed"):
     """A slot has an owner that may begin."""
 
     round_index: int
@@ -71,7 +71,7 @@ class ToolClaimed(TurnRecord, tag="tool_claimed"):
     replay_safe: bool
 
 
-class ToolBegun(TurnRecord, tag="tool_begun"):
+class ToolBegun(TurnRecord, frozen=True, tag="tool_begun"):
     """The effect barrier: from here on the effect may have happened. Also claims, where claim and begin are fused."""
 
     round_index: int
@@ -82,7 +82,7 @@ class ToolBegun(TurnRecord, tag="tool_begun"):
     replay_safe: bool
 
 
-class ToolRenewed(TurnRecord, tag="tool_renewed"):
+class ToolRenewed(TurnRecord, frozen=True, tag="tool_renewed"):
     """The owner still works on the slot."""
 
     round_index: int
@@ -90,14 +90,14 @@ class ToolRenewed(TurnRecord, tag="tool_renewed"):
     lease_ms: int
 
 
-class ToolAbandoned(TurnRecord, tag="tool_abandoned"):
+class ToolAbandoned(TurnRecord, frozen=True, tag="tool_abandoned"):
     """The call provably caused no effect; the slot may be claimed at once."""
 
     round_index: int
     slot_index: int
 
 
-class ToolCompleted(TurnRecord, tag="tool_completed"):
+class ToolCompleted(TurnRecord, frozen=True, tag="tool_completed"):
     """The slot's result. `late`: the lease had run out and nobody had changed the slot."""
 
     round_index: int
@@ -106,14 +106,14 @@ class ToolCompleted(TurnRecord, tag="tool_completed"):
     late: bool = False
 
 
-class ToolAmbiguous(TurnRecord, tag="tool_ambiguous"):
+class ToolAmbiguous(TurnRecord, frozen=True, tag="tool_ambiguous"):
     """Nobody can know whether the effect happened: its owner's lease ran out behind the barrier."""
 
     round_index: int
     slot_index: int
 
 
-class ToolEvidence(TurnRecord, tag="tool_evidence"):
+class ToolEvidence(TurnRecord, frozen=True, tag="tool_evidence"):
     """A result that came after the slot had become ambiguous: kept beside it, changes nothing (T3 `complete_tool`)."""
 
     round_index: int
@@ -123,7 +123,7 @@ class ToolEvidence(TurnRecord, tag="tool_evidence"):
     result: bytes
 
 
-class ToolResolved(TurnRecord, tag="tool_resolved"):
+class ToolResolved(TurnRecord, frozen=True, tag="tool_resolved"):
     """An ambiguous slot settled: by whom, why, and how."""
 
     round_index: int
@@ -134,7 +134,7 @@ class ToolResolved(TurnRecord, tag="tool_resolved"):
     result: bytes | None = None
 
 
-class RoundCommitted(TurnRecord, tag="round_committed"):
+class RoundCommitted(TurnRecord, frozen=True, tag="round_committed"):
     """The transcript after a round: the first `keep` messages of the one before, then `messages`.
 
     Long strings that stand in the round's decision or results are references to them, in the order of
@@ -147,13 +147,13 @@ class RoundCommitted(TurnRecord, tag="round_committed"):
     runtime: bytes | None = None
 
 
-class FinalModelSaved(TurnRecord, tag="final_model_saved"):
+class FinalModelSaved(TurnRecord, frozen=True, tag="final_model_saved"):
     """The canonical final content; may refer to the last decision's strings."""
 
     content: bytes
 
 
-class DeliveryReserved(TurnRecord, tag="delivery_reserved"):
+class DeliveryReserved(TurnRecord, frozen=True, tag="delivery_reserved"):
     """Key, exact text (None: that of the final model) and presentation of the reply, before it is sent.
 
     `owner` and `lease_ms` say who sends it now, where the engine does.
@@ -166,27 +166,27 @@ class DeliveryReserved(TurnRecord, tag="delivery_reserved"):
     lease_ms: int = 0
 
 
-class DeliveryClaimed(TurnRecord, tag="delivery_claimed"):
+class DeliveryClaimed(TurnRecord, frozen=True, tag="delivery_claimed"):
     """Another worker sends the reply again, under the same key: its policy says that this is safe."""
 
     owner: str
     lease_ms: int
 
 
-class DeliveryUnknown(TurnRecord, tag="delivery_unknown"):
+class DeliveryUnknown(TurnRecord, frozen=True, tag="delivery_unknown"):
     """Nobody can know whether the reply was sent, and the channel offers no way to find out."""
 
     reason: str
 
 
-class DeliveryResolved(TurnRecord, tag="delivery_resolved"):
+class DeliveryResolved(TurnRecord, frozen=True, tag="delivery_resolved"):
     """The reply was looked for and not found: it may be sent (again)."""
 
     who: str
     why: str
 
 
-class Delivered(TurnRecord, tag="delivered"):
+class Delivered(TurnRecord, frozen=True, tag="delivered"):
     """The reply is out, under the channel's message id. `who` and `why`: found out afterwards."""
 
     message_id: str
@@ -194,13 +194,13 @@ class Delivered(TurnRecord, tag="delivered"):
     why: str = ""
 
 
-class DeliveryDisputed(TurnRecord, tag="delivery_disputed"):
+class DeliveryDisputed(TurnRecord, frozen=True, tag="delivery_disputed"):
     """A second message id for the same reply: evidence of a double send, kept for audit (T2)."""
 
     message_id: str
 
 
-class Completed(TurnRecord, tag="completed"):
+class Completed(TurnRecord, frozen=True, tag="completed"):
     """The turn is closed."""
 
     no_output: bool = False

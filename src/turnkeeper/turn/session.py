@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any, cast
 
-from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnCheckpointError, TurnSchemaConflict
+from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnSchemaConflict
 from turnkeeper.log import values
 from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Store
@@ -190,9 +190,7 @@ class TurnCheckpointSession:
         round_ = find_round(await self._turn.read(), round_index)
         return None if round_ is None else values.thaw(round_.response)
 
-    async def commit_round(
-        self, round_index: int, messages: list[Any], runtime: dict[str, Any]
-    ) -> TurnSnapshot:
+    async def commit_round(self, round_index: int, messages: list[Any], runtime: dict[str, Any]) -> TurnSnapshot:
         """Commit the post-tool transcript/runtime and return canonical state.
 
         `messages` is the whole transcript; only what differs from the one before is stored.
@@ -303,9 +301,7 @@ class TurnCheckpointSession:
             begin: cross the effect barrier in the same append; a new owner is then answered BEGUN.
             repeat_ambiguous: run a call although an equal one of an earlier round is ambiguous.
         """
-        owner = (
-            secrets.token_hex(16) if owner_token is None else values.identifier(owner_token, "owner_token")
-        )
+        owner = secrets.token_hex(16) if owner_token is None else values.identifier(owner_token, "owner_token")
         call = ToolCall(
             provider_call_id,
             values.identifier(tool_name, "tool_name"),
@@ -326,25 +322,15 @@ class TurnCheckpointSession:
             unclaimed=(call, raw_arguments),
         )
 
-    async def begin_tool(
-        self, round_index: int, slot_index: int, owner_token: str, fence: int
-    ) -> ToolCallDecision:
+    async def begin_tool(self, round_index: int, slot_index: int, owner_token: str, fence: int) -> ToolCallDecision:
         """Cross the effect barrier for the current fenced owner. Only `should_begin` authorises the effect."""
-        return await self._slot(
-            c.BeginTool(round_index, slot_index, owner_token, fence, self._execution_lease_ms)
-        )
+        return await self._slot(c.BeginTool(round_index, slot_index, owner_token, fence, self._execution_lease_ms))
 
-    async def renew_tool(
-        self, round_index: int, slot_index: int, owner_token: str, fence: int
-    ) -> ToolCallDecision:
+    async def renew_tool(self, round_index: int, slot_index: int, owner_token: str, fence: int) -> ToolCallDecision:
         """Renew an executing slot while preserving its owner/fence."""
-        return await self._slot(
-            c.RenewTool(round_index, slot_index, owner_token, fence, self._execution_lease_ms)
-        )
+        return await self._slot(c.RenewTool(round_index, slot_index, owner_token, fence, self._execution_lease_ms))
 
-    async def abandon_tool(
-        self, round_index: int, slot_index: int, owner_token: str, fence: int
-    ) -> ToolCallDecision:
+    async def abandon_tool(self, round_index: int, slot_index: int, owner_token: str, fence: int) -> ToolCallDecision:
         """Release an executing slot whose call provably caused no effects.
 
         Only the live fenced owner may; the next claim is an ordinary RECLAIMED. A failure that merely might have
@@ -388,9 +374,7 @@ class TurnCheckpointSession:
         """
         settled = Resolution(resolution)
         if settled is not Resolution.DID_NOT_HAPPEN and result_record is None:
-            raise InvalidInput(
-                "result_record", f"is needed for {settled.value!r}: it is what the model is told"
-            )
+            raise InvalidInput("result_record", f"is needed for {settled.value!r}: it is what the model is told")
         if not why.strip():
             raise InvalidInput("why", "must tell the evidence")
         result = None if result_record is None else values.freeze(result_record, "result_record")
@@ -414,9 +398,7 @@ class TurnCheckpointSession:
         answer = SlotAnswer(action, slot, slot.owner, slot.fence, slot.lease_end)
         return self._decision(round_index, slot_index, answer, None)
 
-    async def _slot(
-        self, command: c.SlotCommand, unclaimed: tuple[ToolCall, Any] | None = None
-    ) -> ToolCallDecision:
+    async def _slot(self, command: c.SlotCommand, unclaimed: tuple[ToolCall, Any] | None = None) -> ToolCallDecision:
         try:
             (answer,) = await self._turn.ask(command)
         except TurnSchemaConflict:

@@ -98,10 +98,7 @@ def _same_call_in_doubt(state: TurnState, command: c.ClaimTool) -> tuple[int, in
     """The ambiguous slot of an earlier round that this call would repeat ("Trap worth a test of its own")."""
     wanted = (command.call.tool_name, command.call.arguments_fingerprint)
     for doubt in state.ambiguous:
-        if (
-            doubt.round_index < command.round_index
-            and (doubt.tool_name, doubt.arguments_fingerprint) == wanted
-        ):
+        if doubt.round_index < command.round_index and (doubt.tool_name, doubt.arguments_fingerprint) == wanted:
             return doubt.round_index, doubt.slot_index
     return None
 
@@ -117,9 +114,7 @@ def _claim_again(command: c.ClaimTool, slot: Slot, now: int) -> SlotDecision:
         case _State.AMBIGUOUS:
             return _refuse(_Action.AMBIGUOUS, slot)
         case _State.CLAIMED if live and mine:
-            return _own(
-                command, _Action.ACQUIRED, slot.fence, replay_safe, Guard(not_after=slot.lease_end - 1)
-            )
+            return _own(command, _Action.ACQUIRED, slot.fence, replay_safe, Guard(not_after=slot.lease_end - 1))
         case _State.EXECUTING if live and mine:
             return _refuse(_Action.ALREADY_EXECUTING, slot)
         case _State.CLAIMED | _State.EXECUTING if live:
@@ -169,9 +164,7 @@ def _begin(state: TurnState, command: c.BeginTool, slot: Slot, now: int) -> Slot
         command.round_index, command.slot_index, slot.owner, slot.fence, command.lease_ms, slot.replay_safe
     )
     begun = msgspec.structs.replace(slot, state=_State.EXECUTING)
-    return Decision(
-        SlotAnswer(_Action.BEGUN, begun, slot.owner, slot.fence), (record,), Guard(not_after=last)
-    )
+    return Decision(SlotAnswer(_Action.BEGUN, begun, slot.owner, slot.fence), (record,), Guard(not_after=last))
 
 
 def _executing(command: c.RenewTool | c.AbandonTool, slot: Slot, now: int) -> SlotDecision | None:
@@ -236,9 +229,7 @@ def _resolve(state: TurnState, command: c.ResolveTool, slot: Slot | None) -> Slo
         same = command.resolution is Resolution.HAPPENED and slot.result == command.result
         if same and slot.resolution is Resolution.HAPPENED:
             return _refuse(_Action.CACHED, slot, final=True)
-        raise TurnCheckpointConflict(
-            f"{where} is {slot.state.value}, not AMBIGUOUS: there is nothing to resolve"
-        )
+        raise TurnCheckpointConflict(f"{where} is {slot.state.value}, not AMBIGUOUS: there is nothing to resolve")
     if slot.resolution is command.resolution and slot.result == command.result:
         return _refuse(_Action.AMBIGUOUS, slot)
     record = r.ToolResolved(
@@ -248,15 +239,11 @@ def _resolve(state: TurnState, command: c.ResolveTool, slot: Slot | None) -> Slo
         case Resolution.HAPPENED:
             action, after = _Action.COMPLETED, _State.COMPLETED
         case Resolution.DID_NOT_HAPPEN:
-            active = (
-                state.phase is TurnPhase.ASSISTANT_RESERVED and command.round_index == state.current_round
-            )
+            active = state.phase is TurnPhase.ASSISTANT_RESERVED and command.round_index == state.current_round
             if not active:
                 raise TurnCheckpointError(f"{where} belongs to a round that is over: it cannot run again")
             action, after = _Action.ABANDONED, _State.CLAIMED
         case Resolution.UNKNOWN:
             action, after = _Action.AMBIGUOUS, _State.AMBIGUOUS
-    resolved = msgspec.structs.replace(
-        slot, state=after, result=command.result, resolution=command.resolution
-    )
+    resolved = msgspec.structs.replace(slot, state=after, result=command.result, resolution=command.resolution)
     return Decision(SlotAnswer(action, resolved, slot.owner, slot.fence), (record,))

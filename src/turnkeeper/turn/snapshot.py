@@ -99,9 +99,7 @@ class TurnSnapshot:
         assistant_responses: dict[int, dict[str, Any]] | None = None,
     ) -> None:
         self._state = TurnState()
-        self._scalars(
-            phase, reply_message_key, sent_message_id, completed, current_round, revision, input_fingerprint
-        )
+        self._scalars(phase, reply_message_key, sent_message_id, completed, current_round, revision, input_fingerprint)
         self.__dict__.update(
             messages=messages,
             tool_names=tool_names,

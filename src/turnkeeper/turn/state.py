@@ -196,7 +196,7 @@ class _Lazy(list[str]):
     def __getitem__(self, index: Any) -> Any:
         if not self and self._round is not None:
             self += shared_strings(self._round, results=self._results)
-        return super().__getitem__(index)
+        return cast("str", super().__getitem__(index))
 
 
 def _put(state: TurnState, round_index: int, slot_index: int, slot: Slot, **changes: Any) -> TurnState:
@@ -218,9 +218,7 @@ def _slot(state: TurnState, record: Any) -> Slot:
     return slot
 
 
-def _owned(
-    state: TurnState, record: r.ToolClaimed | r.ToolBegun, slot_state: ToolCallState, at: int
-) -> TurnState:
+def _owned(state: TurnState, record: r.ToolClaimed | r.ToolBegun, slot_state: ToolCallState, at: int) -> TurnState:
     slot = Slot(slot_state, record.owner, record.fence, at + record.lease_ms, record.replay_safe)
     return _put(state, record.round_index, record.slot_index, slot, owner=record.owner)
 
@@ -231,9 +229,7 @@ def _resolved(state: TurnState, record: r.ToolResolved, at: int) -> TurnState:
     ambiguous = tuple(call for call in state.ambiguous if (call.round_index, call.slot_index) != here)
     match record.resolution:
         case Resolution.HAPPENED:
-            slot = replace(
-                slot, state=ToolCallState.COMPLETED, result=record.result, resolution=record.resolution
-            )
+            slot = replace(slot, state=ToolCallState.COMPLETED, result=record.result, resolution=record.resolution)
         case Resolution.DID_NOT_HAPPEN:
             slot = replace(slot, state=ToolCallState.CLAIMED, lease_end=at, resolution=None)
         case Resolution.UNKNOWN:
@@ -254,15 +250,13 @@ def _ambiguous(state: TurnState, record: r.ToolAmbiguous) -> TurnState:
     return _put(state, record.round_index, record.slot_index, slot, ambiguous=(*state.ambiguous, entry))
 
 
-def evolve(state: TurnState, record: r.AnyRecord, at: int) -> TurnState:  # noqa: PLR0911, PLR0912
+def evolve(state: TurnState, record: r.AnyRecord, at: int) -> TurnState:
     """The state after `record`, which the store stamped `at`."""
     match record:
         case r.ToolBegun():
             return _owned(state, record, ToolCallState.EXECUTING, at)
         case r.ToolCompleted():
-            slot = replace(
-                _slot(state, record), state=ToolCallState.COMPLETED, result=record.result, late=record.late
-            )
+            slot = replace(_slot(state, record), state=ToolCallState.COMPLETED, result=record.result, late=record.late)
             return _put(state, record.round_index, record.slot_index, slot)
         case r.ToolClaimed():
             return _owned(state, record, ToolCallState.CLAIMED, at)
@@ -318,9 +312,7 @@ def _evolve_turn(state: TurnState, record: Any, at: int) -> TurnState:
             return _evolve_delivery(state, record, at)
 
 
-def _evolve_model(
-    state: TurnState, record: r.ModelStarted | r.ModelRenewed | r.ModelFailed, at: int
-) -> TurnState:
+def _evolve_model(state: TurnState, record: r.ModelStarted | r.ModelRenewed | r.ModelFailed, at: int) -> TurnState:
     match record:
         case r.ModelStarted():
             call = ModelCall(record.round_index, record.invocation_id, record.owner, at + record.lease_ms)
@@ -350,9 +342,7 @@ def _evolve_delivery(state: TurnState, record: Any, at: int) -> TurnState:
             )
         case r.Delivered():
             settled = None if state.delivery is None else replace(state.delivery, unknown=False)
-            return replace(
-                state, phase=TurnPhase.DELIVERED, sent_message_id=record.message_id, delivery=settled
-            )
+            return replace(state, phase=TurnPhase.DELIVERED, sent_message_id=record.message_id, delivery=settled)
         case r.DeliveryDisputed():
             return replace(state, disputed_message_ids=(*state.disputed_message_ids, record.message_id))
         case _:

@@ -99,9 +99,7 @@ def typed(error: sqlite3.Error, where: str) -> StoreError:
     text = str(error)
     match code & 0xFF:
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreBusy(
-                where, f"another process held the file for longer than the busy timeout ({text})"
-            )
+            return StoreBusy(where, f"another process held the file for longer than the busy timeout ({text})")
         case sqlite3.SQLITE_FULL:
             return StoreFull(where, f"no space left ({text}); free space and try again")
         case sqlite3.SQLITE_READONLY:
@@ -113,9 +111,7 @@ def typed(error: sqlite3.Error, where: str) -> StoreError:
         case sqlite3.SQLITE_CORRUPT:
             return StoreCorrupt(where, f"is damaged ({text}); keep the file and restore a copy")
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
-            return StoreReadOnly(
-                where, f"cannot be opened ({text}); check that the folder exists and may be written"
-            )
+            return StoreReadOnly(where, f"cannot be opened ({text}); check that the folder exists and may be written")
         case _:
             return StoreUnavailable(where, f"SQLite failed ({text})")
 
@@ -131,9 +127,7 @@ def connect(path: str, *, busy_timeout: float, journal: str, max_bytes: int | No
         _check_place(Path(path), journal)
     connection: sqlite3.Connection | None = None
     try:
-        connection = sqlite3.connect(
-            path, timeout=busy_timeout, isolation_level=None, check_same_thread=False
-        )
+        connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
         _identify(connection, path)
         if not memory:
             mode = connection.execute(f"PRAGMA journal_mode = {journal}").fetchone()[0]
@@ -173,9 +167,7 @@ def _identify(connection: sqlite3.Connection, path: str) -> None:
             raise StoreVersion(path, version, VERSION)
         return
     if application or version or connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
-        raise StoreForeign(
-            path, "is a SQLite file of another program; give another path, it was left untouched"
-        )
+        raise StoreForeign(path, "is a SQLite file of another program; give another path, it was left untouched")
     # Before the first table: pages of erased logs can then be handed back without rewriting the file.
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("BEGIN IMMEDIATE")

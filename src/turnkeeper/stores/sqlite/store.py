@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import anyio.to_thread
@@ -53,9 +54,7 @@ class SqliteStore:
     repeated.
     """
 
-    def __init__(
-        self, path: str, writer: Worker, reader: Worker, *, journal: str, busy_timeout: float
-    ) -> None:
+    def __init__(self, path: str, writer: Worker, reader: Worker, *, journal: str, busy_timeout: float) -> None:
         """Use `open`."""
         self.path = path
         self._writer = writer
@@ -85,9 +84,7 @@ class SqliteStore:
             StoreForeign, StoreVersion, StoreReadOnly, StoreUnsuitable, StoreBusy, StoreCorrupt: left as it was.
         """
         where = os.fspath(path)
-        connect = partial(
-            schema.connect, where, busy_timeout=busy_timeout, journal=journal, max_bytes=max_bytes
-        )
+        connect = partial(schema.connect, where, busy_timeout=busy_timeout, journal=journal, max_bytes=max_bytes)
         writing = await anyio.to_thread.run_sync(connect)
         writer = Worker(where, writing, clock, writes=True)
         reader = writer
@@ -183,7 +180,7 @@ class SqliteStore:
     async def promises(self) -> list[Promise]:
         """See `turnkeeper.log.store.Store.promises`."""
         memory = self.path == ":memory:"
-        kind = None if memory else schema.file_system_type(anyio.Path(self.path).parent._path)  # noqa: SLF001
+        kind = None if memory else await anyio.to_thread.run_sync(schema.file_system_type, Path(self.path).parent)
         offset = await self._reader.do(lambda connection, now: now - wall_clock())
         return [
             Promise(
@@ -248,14 +245,10 @@ def _append(
         )
     if expected == NOWHERE:
         incarnation = os.urandom(8)
-        row = connection.execute(
-            _CREATE, (key, incarnation, count, head.kind, *readable, now, now)
-        ).fetchone()
+        row = connection.execute(_CREATE, (key, incarnation, count, head.kind, *readable, now, now)).fetchone()
     else:
         incarnation = expected.incarnation
-        row = connection.execute(
-            _ADVANCE, (count, *readable, now, key, incarnation, expected.seq, now)
-        ).fetchone()
+        row = connection.execute(_ADVANCE, (count, *readable, now, key, incarnation, expected.seq, now)).fetchone()
     if row is None:
         refusal = _refusal(connection, key, expected, guard, now)
         if refusal is not None:
@@ -264,9 +257,7 @@ def _append(
         later = _after(connection, key, now)
         return _append(key, records, expected, head, guard, compact_through, connection, later)
     log: int = row[0]
-    connection.executemany(
-        _RECORD, [(log, seq, now, body) for seq, body in enumerate(records, expected.seq + 1)]
-    )
+    connection.executemany(_RECORD, [(log, seq, now, body) for seq, body in enumerate(records, expected.seq + 1)])
     if compact_through:
         connection.execute("DELETE FROM record WHERE log = ? AND seq <= ?", (log, compact_through))
         connection.execute("UPDATE head SET compacted = ? WHERE id = ?", (compact_through, log))
@@ -331,7 +322,7 @@ def _heads(query: HeadQuery, last: str, connection: sqlite3.Connection, now: int
         values.append(query.updated_before)
     rows = connection.execute(
         "SELECT key, tail, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated FROM head "
-        f"WHERE {' AND '.join(conditions)} ORDER BY key LIMIT {_PAGE}",  # noqa: S608  # conditions are ours
+        f"WHERE {' AND '.join(conditions)} ORDER BY key LIMIT {_PAGE}",  # conditions are ours
         values,
     )
     return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -39,7 +39,7 @@ class Transaction:
 
     @classmethod
     @contextmanager
-    def on(cls, connection: sqlite3.Connection) -> Iterator[Transaction]:
+    def on(cls, connection: sqlite3.Connection) -> Generator[Transaction]:
         """A transaction that is over when the block ends."""
         transaction = cls(connection)
         connection.set_authorizer(_authorize)
@@ -60,9 +60,7 @@ class Transaction:
         return self._connection.execute(sql, parameters).fetchall()
 
 
-def _authorize(
-    action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None
-) -> int:
+def _authorize(action: int, first: str | None, second: str | None, _database: str | None, _trigger: str | None) -> int:
     if action in _NEVER or (action in _WRITES and {first, second} & _OURS):
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK

@@ -37,9 +37,7 @@ class _Operation:
 class Worker:
     """A thread that owns a connection and runs work on it, one transaction for each group of operations."""
 
-    def __init__(
-        self, where: str, connection: sqlite3.Connection, clock: Callable[[], int], *, writes: bool
-    ) -> None:
+    def __init__(self, where: str, connection: sqlite3.Connection, clock: Callable[[], int], *, writes: bool) -> None:
         self._where = where
         self._connection = connection
         self._clock = clock
@@ -156,9 +154,7 @@ class Worker:
         connection.execute("RELEASE one")
 
     def _now(self) -> int:
-        offset: int = self._connection.execute(
-            "SELECT value FROM meta WHERE name = 'clock_offset_ms'"
-        ).fetchone()[0]
+        offset: int = self._connection.execute("SELECT value FROM meta WHERE name = 'clock_offset_ms'").fetchone()[0]
         return self._clock() + offset
 
 

@@ -1,0 +1,1 @@
+"""Turnkeeper's tests."""
