@@ -86,7 +86,7 @@ def decode(frame: bytes, *, limit: int = MAX_INFLATED, where: str = "frame") -> 
             payload = inflater.decompress(frame[5:], length + 1)
         except zstd.ZstdError as e:
             raise SchemaConflict(where, f"damaged zstd frame ({e})") from e
-        return _exact(payload, length, inflater.eof, where)
+        return _exact(payload, length, inflater.eof and not inflater.unused_data, where)
     if codec == SEED:
         return _decode_seed(frame, limit, where)
     raise SchemaConflict(where, "unknown frame" if codec is None else f"unknown frame codec 0x{codec:02x}")
@@ -95,6 +95,8 @@ def decode(frame: bytes, *, limit: int = MAX_INFLATED, where: str = "frame") -> 
 def _decode_seed(frame: bytes, limit: int, where: str) -> bytes:
     try:
         version, digits, text = frame.split(b":", 2)
+        if not digits.isdigit():
+            raise ValueError("a length is digits only")
         length = int(digits)
         packed = base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error) as e:
@@ -107,7 +109,7 @@ def _decode_seed(frame: bytes, limit: int, where: str) -> bytes:
         payload = inflater.decompress(packed, length + 1)
     except zlib.error as e:
         raise SchemaConflict(where, f"damaged zlib frame ({e})") from e
-    return _exact(payload, length, inflater.eof, where)
+    return _exact(payload, length, inflater.eof and not inflater.unused_data, where)
 
 
 def _check_length(length: int, limit: int, where: str) -> None:

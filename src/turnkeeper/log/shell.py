@@ -158,11 +158,24 @@ class FencedLog(Generic[S, R]):
         """
         if not isinstance(self.store, TransactionalStore):
             raise TurnkeeperError(f"{type(self.store).__name__} cannot hold a tool's effect in its transaction")
-        await self.read()
+        fresh = self._unsure
+        if fresh:
+            await self.read()
         for _ in range(_TRIES):
-            decision = decide(self._state, self.now())
+            try:
+                decision = decide(self._state, self.now())
+            except TurnkeeperError:
+                if fresh:
+                    raise
+                await self.read()
+                fresh = True
+                continue
             if not decision.records:
-                return decision.answer, None
+                if fresh or decision.final:
+                    return decision.answer, None
+                await self.read()
+                fresh = True
+                continue
             built: list[R] = []
 
             def bodies(result: T, built: list[R] = built) -> list[bytes]:
@@ -188,6 +201,7 @@ class FencedLog(Generic[S, R]):
                 self._fold_own(expected, built, appended)
                 return decision.answer, result
             self._fold_refusal(outcome)
+            fresh = True
         raise StoreContention(self.key, f"other writers moved it {_TRIES} times meanwhile; try again")
 
     async def _append(self, decision: Decision[R, Any]) -> bool:

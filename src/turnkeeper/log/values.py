@@ -150,6 +150,29 @@ def thaw(frame: bytes, *, shared: Sequence[str] = (), limit: int = frames.MAX_IN
         raise SchemaConflict("value", f"damaged value ({e})") from e
 
 
+def text(value: Any, field: str) -> str:
+    """`value` as text that is kept, for fields of a record that are text and not a frame.
+
+    Raises:
+        InvalidInput: it is not text.
+    """
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"must be text, not {type(value).__name__}")
+    return _text(value)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two storable values are equal once stored: unlike `==`, which takes 1, 1.0 and True for one another."""
+    return one is other or _canonical.encode(one) == _canonical.encode(other)
+
+
+def same_frames(one: bytes | None, other: bytes | None) -> bool:
+    """Whether two frames hold the same value, whatever the order of its keys and whoever compressed it."""
+    if one is None or other is None or one == other:
+        return one == other
+    return fingerprint(thaw(one)) == fingerprint(thaw(other))
+
+
 def fingerprint(value: Any, field: str = "value") -> str:
     """A short digest, the same for values that are equal once stored, whatever the order of their keys."""
     return hashlib.blake2b(_canonical.encode(storable(value, field)), digest_size=16).hexdigest()

@@ -110,6 +110,14 @@ class CompleteTool(SlotCommand, frozen=True):
     result: bytes
 
 
+class DoubtTool(SlotCommand, frozen=True):
+    """The owner itself cannot know whether its effect happened (a timeout, a cut connection)."""
+
+    owner: str
+    fence: int
+    reason: str
+
+
 class ResolveTool(SlotCommand, frozen=True):
     """Settle an ambiguous slot, with evidence."""
 
@@ -160,7 +168,10 @@ class DoubtDelivery(Command, frozen=True):
 
 
 class ResolveDelivery(Command, frozen=True):
-    """Settle a reply whose outcome is unknown: its message id, or None where it surely was not sent."""
+    """Settle a reply whose outcome is unknown: its message id, or None where it surely was not sent.
+
+    `who` may also be the sender itself, which knows that nothing was sent.
+    """
 
     message_id: str | None
     who: str

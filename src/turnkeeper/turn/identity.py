@@ -74,6 +74,11 @@ def input_fingerprint(messages: list[Any], runtime: dict[str, Any]) -> str:
     return values.fingerprint(["messages", behind], "messages")
 
 
+def kept_call_id(provider_call_id: str | None) -> str | None:
+    """A provider's call id as the log keeps it."""
+    return None if provider_call_id is None else values.text(provider_call_id, "provider_call_id")
+
+
 def _field(call: dict[str, Any], name: str) -> Any:
     """A field of a tool call that has it flat, or nested under `function` as in OpenAI's chat form."""
     if name in call:
@@ -107,6 +112,7 @@ def raw_calls(response: dict[str, Any]) -> list[tuple[str | None, str, Any]]:
         call_id: Any = fields.get("id")
         if call_id is not None and not isinstance(call_id, str):
             raise InvalidInput(f"{where}.id", "must be text or null")
+        call_id = kept_call_id(call_id)
         arguments = fields.get("input") if name == "content" else _field(fields, "arguments")
         calls.append((call_id, values.identifier(_field(fields, "name"), f"{where}.name"), arguments))
     return calls

@@ -107,10 +107,11 @@ class ToolCompleted(TurnRecord, frozen=True, tag="tool_completed"):
 
 
 class ToolAmbiguous(TurnRecord, frozen=True, tag="tool_ambiguous"):
-    """Nobody can know whether the effect happened: its owner's lease ran out behind the barrier."""
+    """Nobody can know whether the effect happened: its owner's lease ran out behind the barrier, or it says so itself."""
 
     round_index: int
     slot_index: int
+    reason: str = "the lease of its owner ran out behind the effect barrier"
 
 
 class ToolEvidence(TurnRecord, frozen=True, tag="tool_evidence"):
@@ -180,7 +181,7 @@ class DeliveryUnknown(TurnRecord, frozen=True, tag="delivery_unknown"):
 
 
 class DeliveryResolved(TurnRecord, frozen=True, tag="delivery_resolved"):
-    """The reply was looked for and not found: it may be sent (again)."""
+    """The reply surely was not sent: it may be sent (again)."""
 
     who: str
     why: str

@@ -12,7 +12,7 @@ from turnkeeper.log.store import Store
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import decide
 from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle, milliseconds
-from turnkeeper.turn.identity import ToolCall, input_fingerprint, raw_calls, tool_calls
+from turnkeeper.turn.identity import ToolCall, input_fingerprint, kept_call_id, raw_calls, tool_calls
 from turnkeeper.turn.lifecycle import Lifecycle, project
 from turnkeeper.turn.names import Resolution, ToolCallAction
 from turnkeeper.turn.records import AnyRecord
@@ -74,7 +74,9 @@ class TurnCheckpointSession:
         self._execution_lease_ms = milliseconds(execution_lease_seconds)
         self._proof_deadline = proof_deadline_ms
         self._lifecycle = lifecycle
-        self._labels = labels or {}
+        self._labels = {
+            values.text(name, "labels"): values.text(value, f"labels.{name}") for name, value in (labels or {}).items()
+        }
         self._report_ambiguous = report_ambiguous
         self._known_transcript: tuple[Transcript | None, list[Any]] = (None, [])
 
@@ -218,7 +220,7 @@ class TurnCheckpointSession:
         """The messages of the last commit, in a copy of the session's own."""
         transcript, messages = self._known_transcript
         if transcript is not state.transcript or transcript is None:
-            messages = thaw_messages(state.transcript)
+            messages = cast("list[Any]", values.storable(thaw_messages(state.transcript)))
             self._known_transcript = (state.transcript, messages)
         return messages
 
@@ -228,9 +230,7 @@ class TurnCheckpointSession:
         Raises:
             TurnCheckpointError: tool calls of the last decision are not committed yet.
         """
-        if not isinstance(content, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # the edge
-            raise InvalidInput("content", f"must be text, not {type(content).__name__}")
-        final = (await self._asked(c.SaveFinalModel(content))).final_model
+        final = (await self._asked(c.SaveFinalModel(values.text(content, "content")))).final_model
         assert final is not None
         return final
 
@@ -244,7 +244,7 @@ class TurnCheckpointSession:
         """
         key = values.identifier(reply_message_key, "reply_message_key")
         frozen = None if delivery is None else values.freeze(delivery, "delivery")
-        return await self._asked(c.ReserveDelivery(key, text, frozen))
+        return await self._asked(c.ReserveDelivery(key, values.text(text, "text"), frozen))
 
     async def mark_delivered(self, reply_message_key: str, message_id: str) -> TurnSnapshot:
         """Record successful deterministic delivery using the reserved key.
@@ -303,7 +303,7 @@ class TurnCheckpointSession:
         """
         owner = secrets.token_hex(16) if owner_token is None else values.identifier(owner_token, "owner_token")
         call = ToolCall(
-            provider_call_id,
+            kept_call_id(provider_call_id),
             values.identifier(tool_name, "tool_name"),
             values.fingerprint(raw_arguments, "raw_arguments"),
         )
@@ -375,6 +375,7 @@ class TurnCheckpointSession:
         settled = Resolution(resolution)
         if settled is not Resolution.DID_NOT_HAPPEN and result_record is None:
             raise InvalidInput("result_record", f"is needed for {settled.value!r}: it is what the model is told")
+        why = values.text(why, "why")
         if not why.strip():
             raise InvalidInput("why", "must tell the evidence")
         result = None if result_record is None else values.freeze(result_record, "result_record")
@@ -440,8 +441,8 @@ def _call(round_: Round | None, slot_index: int) -> tuple[ToolCall, Any] | None:
 
 
 def _common_prefix(one: list[Any], other: list[Any]) -> int:
-    """How many leading messages are the same."""
+    """How many leading messages are the same; both in the storable form."""
     longest = min(len(one), len(other))
-    if one[:longest] == other[:longest]:
+    if values.same(one[:longest], other[:longest]):
         return longest
-    return next(index for index in range(longest) if one[index] != other[index])
+    return next(index for index in range(longest) if not values.same(one[index], other[index]))

@@ -7,6 +7,7 @@ from typing import assert_never
 import msgspec
 
 from turnkeeper.errors import TurnCheckpointConflict, TurnCheckpointError
+from turnkeeper.log import values
 from turnkeeper.log.record import Guard
 from turnkeeper.log.shell import Decision
 from turnkeeper.turn import commands as c
@@ -61,6 +62,8 @@ def decide_slot(state: TurnState, command: c.SlotCommand, now: int) -> SlotDecis
             return _abandon(state, command, slot, now)
         case c.CompleteTool():
             return _complete(state, command, slot, now)
+        case c.DoubtTool():
+            return _doubt(command, slot)
         case _:
             raise AssertionError(f"no rule for {command!r}")
 
@@ -201,13 +204,13 @@ def _abandon(state: TurnState, command: c.AbandonTool, slot: Slot, now: int) -> 
 
 def _complete(state: TurnState, command: c.CompleteTool, slot: Slot, now: int) -> SlotDecision:
     if slot.state is _State.COMPLETED:
-        action = _Action.CACHED if slot.result == command.result else _Action.CONFLICT
+        action = _Action.CACHED if values.same_frames(slot.result, command.result) else _Action.CONFLICT
         return _refuse(action, slot, final=True)
     if (command.owner, command.fence) != (slot.owner, slot.fence):
         return _refuse(_Action.STALE_OWNER, slot)
     here = (command.round_index, command.slot_index)
     if slot.state is _State.AMBIGUOUS:
-        known = slot.evidence == command.result
+        known = values.same_frames(slot.evidence, command.result)
         record = r.ToolEvidence(*here, command.owner, command.fence, command.result)
         answer = SlotAnswer(_Action.AMBIGUOUS, slot, slot.owner, slot.fence)
         return Decision(answer, () if known else (record,))
@@ -221,16 +224,30 @@ def _complete(state: TurnState, command: c.CompleteTool, slot: Slot, now: int) -
     return Decision(answer, (r.ToolCompleted(*here, command.result, late),), guard)
 
 
+def _doubt(command: c.DoubtTool, slot: Slot) -> SlotDecision:
+    if slot.state is _State.COMPLETED:
+        return _refuse(_Action.CACHED, slot, final=True)
+    if slot.state is _State.AMBIGUOUS:
+        return _refuse(_Action.AMBIGUOUS, slot)
+    if (command.owner, command.fence) != (slot.owner, slot.fence):
+        return _refuse(_Action.STALE_OWNER, slot)
+    if slot.state is _State.CLAIMED:
+        return _refuse(_Action.INVALID_STATE, slot)
+    ambiguous = msgspec.structs.replace(slot, state=_State.AMBIGUOUS)
+    answer = SlotAnswer(_Action.AMBIGUOUS, ambiguous, slot.owner, slot.fence, slot.lease_end)
+    return Decision(answer, (r.ToolAmbiguous(command.round_index, command.slot_index, command.reason),))
+
+
 def _resolve(state: TurnState, command: c.ResolveTool, slot: Slot | None) -> SlotDecision:
     where = f"turn {state.trace_id!r} round {command.round_index} slot {command.slot_index}"
     if slot is None:
         raise TurnCheckpointError(f"{where} was never claimed: there is nothing to resolve")
     if slot.state is not _State.AMBIGUOUS:
-        same = command.resolution is Resolution.HAPPENED and slot.result == command.result
+        same = command.resolution is Resolution.HAPPENED and values.same_frames(slot.result, command.result)
         if same and slot.resolution is Resolution.HAPPENED:
             return _refuse(_Action.CACHED, slot, final=True)
         raise TurnCheckpointConflict(f"{where} is {slot.state.value}, not AMBIGUOUS: there is nothing to resolve")
-    if slot.resolution is command.resolution and slot.result == command.result:
+    if slot.resolution is command.resolution and values.same_frames(slot.result, command.result):
         return _refuse(_Action.AMBIGUOUS, slot)
     record = r.ToolResolved(
         command.round_index, command.slot_index, command.resolution, command.who, command.why, command.result

@@ -75,6 +75,8 @@ class Delivery(msgspec.Struct, frozen=True):
     owner: str
     lease_end: int
     unknown: bool = False
+    not_sent: bool = False
+    """Nobody is sending it, and it surely was not sent."""
 
 
 class AmbiguousCall(msgspec.Struct, frozen=True):
@@ -350,12 +352,12 @@ def _evolve_delivery(state: TurnState, record: Any, at: int) -> TurnState:
     assert state.delivery is not None
     match record:
         case r.DeliveryClaimed():
-            claimed = replace(state.delivery, owner=record.owner, lease_end=at + record.lease_ms)
+            claimed = replace(state.delivery, owner=record.owner, lease_end=at + record.lease_ms, not_sent=False)
             return replace(state, delivery=claimed, owner=record.owner)
         case r.DeliveryUnknown():
             return replace(state, delivery=replace(state.delivery, unknown=True))
         case r.DeliveryResolved():
-            return replace(state, delivery=replace(state.delivery, unknown=False, owner="", lease_end=at))
+            return replace(state, delivery=replace(state.delivery, unknown=False, not_sent=True, lease_end=at))
         case _:
             raise AssertionError(f"no rule for {record!r}")
 

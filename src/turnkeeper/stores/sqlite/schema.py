@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from pathlib import Path
 from typing import Final
 
@@ -87,14 +88,21 @@ def file_system_type(path: Path) -> str | None:
     best: tuple[int, str] | None = None
     for line in mounts.splitlines():
         fields, _, described = line.partition(" - ")
-        mount_point = Path(fields.split()[4].encode().decode("unicode_escape"))
+        escaped = fields.split()[4].encode("latin-1", "backslashreplace")  # keeps what is not ASCII through unescaping
+        mount_point = Path(escaped.decode("unicode_escape"))
         if target.is_relative_to(mount_point) and (best is None or len(mount_point.parts) >= best[0]):
             best = (len(mount_point.parts), described.split()[0])
     return best[1] if best else None
 
 
 def typed(error: sqlite3.Error, where: str) -> StoreError:
-    """Our error for one of SQLite's, told apart by its result code."""
+    """Our error for one of SQLite's, told apart by its result code; SQLite's is its cause."""
+    ours = _typed(error, where)
+    ours.__cause__ = error
+    return ours
+
+
+def _typed(error: sqlite3.Error, where: str) -> StoreError:
     code = getattr(error, "sqlite_errorcode", None) or 0
     text = str(error)
     match code & 0xFF:
@@ -130,7 +138,7 @@ def connect(path: str, *, busy_timeout: float, journal: str, max_bytes: int | No
         connection = sqlite3.connect(path, timeout=busy_timeout, isolation_level=None, check_same_thread=False)
         _identify(connection, path)
         if not memory:
-            mode = connection.execute(f"PRAGMA journal_mode = {journal}").fetchone()[0]
+            mode = _set_journal(connection, journal, busy_timeout)
             if mode != journal:
                 raise StoreUnsuitable(path, f"cannot use the journal mode {journal}, only {mode}")
         connection.execute("PRAGMA synchronous = FULL")
@@ -147,8 +155,26 @@ def connect(path: str, *, busy_timeout: float, journal: str, max_bytes: int | No
     return connection
 
 
+def _set_journal(connection: sqlite3.Connection, journal: str, busy_timeout: float) -> str:
+    """Set the journal mode, and give the one that is set.
+
+    SQLite does not wait by itself here: it raises a read lock to a write lock, where the busy timeout does not hold.
+    """
+    deadline = time.monotonic() + busy_timeout
+    while True:
+        try:
+            return connection.execute(f"PRAGMA journal_mode = {journal}").fetchone()[0]
+        except sqlite3.OperationalError as e:
+            if e.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+
+
 def _check_place(path: Path, journal: str) -> None:
-    kind = file_system_type(path.parent)
+    if path.is_file() and path.stat().st_size == 1:
+        # SQLite would take it for an empty database, and overwrite it.
+        raise StoreForeign(str(path), "is not a SQLite file; give another path, it was left untouched")
+    kind = file_system_type(path)
     if kind not in NETWORK_FILE_SYSTEMS:
         return
     if journal == "wal":
@@ -161,18 +187,19 @@ def _check_place(path: Path, journal: str) -> None:
 
 
 def _identify(connection: sqlite3.Connection, path: str) -> None:
-    application, version = _identity(connection)
+    application, version, empty = _identity(connection)
     if application == APPLICATION_ID:
         if version > VERSION:
             raise StoreVersion(path, version, VERSION)
         return
-    if application or version or connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+    if application or version or not empty:
         raise StoreForeign(path, "is a SQLite file of another program; give another path, it was left untouched")
     # Before the first table: pages of erased logs can then be handed back without rewriting the file.
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _identity(connection) == (0, 0):  # no other process was faster
+        faster = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        if not faster:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
         connection.execute("COMMIT")
@@ -180,9 +207,18 @@ def _identify(connection: sqlite3.Connection, path: str) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+    if faster:  # another process made tables meanwhile: ours, or its own
+        _identify(connection, path)
 
 
-def _identity(connection: sqlite3.Connection) -> tuple[int, int]:
-    application: int = connection.execute("PRAGMA application_id").fetchone()[0]
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return application, version
+def _identity(connection: sqlite3.Connection) -> tuple[int, int, bool]:
+    """Application id, version, and whether there are no tables: of one moment, as another process may be making it ours."""
+    connection.execute("BEGIN")
+    try:
+        application: int = connection.execute("PRAGMA application_id").fetchone()[0]
+        version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+        tables: int = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    return application, version, not tables

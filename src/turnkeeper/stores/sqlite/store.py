@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -26,7 +27,7 @@ from turnkeeper.log.record import (
 )
 from turnkeeper.log.store import Promise
 from turnkeeper.stores.sqlite import schema
-from turnkeeper.stores.sqlite.transaction import Transaction
+from turnkeeper.stores.sqlite.transaction import EffectRaised, Transaction, run_effect
 from turnkeeper.stores.sqlite.worker import Worker, wall_clock
 
 T = TypeVar("T")
@@ -131,13 +132,15 @@ class SqliteStore:
             refusal = _refusal(connection, key, expected, guard, now)
             if refusal is not None:
                 return refusal
-            with Transaction.on(connection) as transaction:
-                result = effect(transaction)
+            result = run_effect(connection, effect)
             outcome = _append(key, records(result), expected, head, None, 0, connection, now)
             assert isinstance(outcome, Appended)
             return result, outcome
 
-        return await self._writer.do(work)
+        try:
+            return await self._writer.do(work)
+        except EffectRaised as e:
+            raise e.error from None
 
     async def read(self, key: str, *, after: Position = NOWHERE) -> Tail:
         """See `turnkeeper.log.store.Store.read`."""
@@ -162,10 +165,10 @@ class SqliteStore:
         """See `turnkeeper.log.store.Store.tidy`; the file gets smaller."""
 
         def checkpoint() -> None:
-            with sqlite3.connect(self.path, timeout=self._busy_timeout, isolation_level=None) as connection:
+            connecting = sqlite3.connect(self.path, timeout=self._busy_timeout, isolation_level=None)
+            with contextlib.closing(connecting) as connection:
                 connection.execute("PRAGMA incremental_vacuum").fetchall()
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            connection.close()
 
         if self.path != ":memory:":
             try:
@@ -180,7 +183,7 @@ class SqliteStore:
     async def promises(self) -> list[Promise]:
         """See `turnkeeper.log.store.Store.promises`."""
         memory = self.path == ":memory:"
-        kind = None if memory else await anyio.to_thread.run_sync(schema.file_system_type, Path(self.path).parent)
+        kind = None if memory else await anyio.to_thread.run_sync(schema.file_system_type, Path(self.path))
         offset = await self._reader.do(lambda connection, now: now - wall_clock())
         return [
             Promise(
@@ -228,6 +231,7 @@ def _append(
 ) -> Appended | Behind | GuardFailed:
     count = len(records)
     assert count, "an append has at least one record"
+    assert compact_through <= expected.seq, "only records before the appended ones are compacted"
     labels = json.dumps(head.labels) if head.labels else "{}"
     readable = (
         head.phase,
@@ -260,7 +264,7 @@ def _append(
     connection.executemany(_RECORD, [(log, seq, now, body) for seq, body in enumerate(records, expected.seq + 1)])
     if compact_through:
         connection.execute("DELETE FROM record WHERE log = ? AND seq <= ?", (log, compact_through))
-        connection.execute("UPDATE head SET compacted = ? WHERE id = ?", (compact_through, log))
+        connection.execute("UPDATE head SET compacted = max(compacted, ?) WHERE id = ?", (compact_through, log))
     return Appended(Position(incarnation, expected.seq + count), now)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -43,6 +44,7 @@ class Worker:
         self._clock = clock
         self._begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"turnkeeper {where}", daemon=True)
         self._thread.start()
@@ -55,18 +57,20 @@ class Worker:
         Raises:
             StoreError: what SQLite said, typed; or what `work` raised. The work is undone.
         """
-        if self._closed:
-            raise StoreClosed(self._where, "the store was closed")
         operation = _Operation(work, asyncio.get_running_loop())
-        self._queue.put(operation)
+        with self._closing:  # so that nothing is put behind the end of the queue, where nobody would answer it
+            if self._closed:
+                raise StoreClosed(self._where, "the store was closed")
+            self._queue.put(operation)
         return await operation.future
 
     def close(self) -> None:
         """Finish the work that was asked for, then close the connection. Blocks until then."""
-        if not self._closed:
-            self._closed = True
-            self._queue.put(None)
-            self._thread.join()
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._queue.put(None)
+        self._thread.join()
 
     def _run(self) -> None:
         while (operation := self._queue.get()) is not None:
@@ -84,21 +88,7 @@ class Worker:
             self._commit(group)
             if stop:
                 break
-        self._drain()
         self._connection.close()
-
-    def _drain(self) -> None:
-        """Answer callers that came between the last commit and the close."""
-        late: list[_Operation] = []
-        while True:
-            try:
-                operation = self._queue.get_nowait()
-            except queue.Empty:
-                break
-            if operation is not None:
-                operation.error = StoreClosed(self._where, "the store was closed")
-                late.append(operation)
-        _answer(late)
 
     def _commit(self, group: list[_Operation]) -> None:
         group = [operation for operation in group if not operation.future.cancelled()]
@@ -126,11 +116,11 @@ class Worker:
                 self._one(operation, now, alone=len(group) == 1)
             connection.execute("COMMIT")
         except BaseException as e:
-            error = typed(e, self._where) if isinstance(e, sqlite3.Error) else e
             if connection.in_transaction:
-                connection.execute("ROLLBACK")
+                with contextlib.suppress(sqlite3.Error):  # what went wrong first is what the callers have to know
+                    connection.execute("ROLLBACK")
             for operation in group:
-                operation.error = error
+                operation.error = self._told(e)
             return False
         return True
 
@@ -150,8 +140,18 @@ class Worker:
             if not connection.in_transaction:
                 raise  # SQLite rolled everything back by itself
             connection.execute("ROLLBACK TO one")
-            operation.error = typed(e, self._where) if isinstance(e, sqlite3.Error) else e
+            operation.error = self._told(e)
         connection.execute("RELEASE one")
+
+    def _told(self, error: BaseException) -> BaseException:
+        """The error as the caller gets it."""
+        if isinstance(error, sqlite3.Error):
+            return typed(error, self._where)
+        if isinstance(error, StopIteration):  # a future refuses it, and its caller would wait for ever
+            told = RuntimeError("the work raised StopIteration")
+            told.__cause__ = error
+            return told
+        return error
 
     def _now(self) -> int:
         offset: int = self._connection.execute("SELECT value FROM meta WHERE name = 'clock_offset_ms'").fetchone()[0]

@@ -1,0 +1,80 @@
+"""Lease renewal: one task for a run renews what the run holds, so that slow is not taken for dead (field case 19)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+
+import anyio
+
+from turnkeeper.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+
+class _Held:
+    """One lease: how to renew it, whom to tell when it is lost, and since when it runs."""
+
+    __slots__ = ("lost", "renew", "since", "what")
+
+    def __init__(self, what: str, renew: Callable[[], Awaitable[bool]], lost: Callable[[], None]) -> None:
+        self.what = what
+        self.renew = renew
+        self.lost = lost
+        self.since = time.monotonic()
+
+
+class LeaseKeeper:
+    """Renews every lease that is held, at a third of its length.
+
+    The renewals run in the event loop: a tool that is a plain function runs in a thread and cannot starve them. An async
+    tool that blocks the loop can; its lease then runs out, which is told here, and nobody repeats its effect.
+    """
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease = lease_seconds
+        self._held: set[_Held] = set()
+
+    @contextmanager
+    def holding(self, what: str, renew: Callable[[], Awaitable[bool]], lost: Callable[[], None]) -> Generator[None]:
+        """Renew the lease of `what` while the block runs; `renew` says whether it is still ours."""
+        held = _Held(what, renew, lost)
+        self._held.add(held)
+        try:
+            yield
+        finally:
+            self._held.discard(held)
+
+    async def run(self) -> None:
+        """Renew until cancelled."""
+        while True:
+            # Monotonic: a wall clock that is set back must not stretch the interval (field case 20, row 7).
+            await anyio.sleep(self._lease / 6)
+            for held in list(self._held):
+                if time.monotonic() - held.since >= self._lease / 3 and held in self._held:
+                    await self._renew(held)
+
+    async def _renew(self, held: _Held) -> None:
+        waited = time.monotonic() - held.since
+        if waited > self._lease / 2:
+            late = waited - self._lease / 3
+            log.warning("renewing the lease of %s is late by %.1f s (lease %.1f s)", held.what, late, self._lease)
+        # Counted from before the write: the store stamps it later than this, so we never think that we own longer.
+        sent = time.monotonic()
+        try:
+            ours = await held.renew()
+        except StoreError as e:
+            if time.monotonic() - held.since < self._lease:
+                log.warning("the lease of %s could not be renewed, will try again: %s", held.what, e)
+                return
+            ours = False
+        if held not in self._held:
+            return
+        if ours:
+            held.since = sent
+        else:
+            self._held.discard(held)
+            log.error("the lease of %s was lost", held.what)
+            held.lost()

@@ -1,0 +1,403 @@
+"""The agent loop on a turn log: looks at the log, does what comes next, and can be killed between any two lines."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import anyio
+
+from turnkeeper.engine import stored
+from turnkeeper.engine.delivery import DeliveryStopped, deliver, key_of
+from turnkeeper.engine.journal import Journal
+from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.outcomes import OutcomeUnknown
+from turnkeeper.engine.ports import Agent, ModelRequest, ReplyPort
+from turnkeeper.engine.rounds import Moved, Stopped, ToolRound
+from turnkeeper.engine.transcript import assistant_messages, check_pairs, tool_exchange
+from turnkeeper.engine.wire import Message, ModelInvocationResponse, Role, TextPart, message_from, to_builtins
+from turnkeeper.errors import InvalidInput, TurnCheckpointBusy, TurnCheckpointError
+from turnkeeper.log import values
+from turnkeeper.log.shell import Decision
+from turnkeeper.turn import commands as c
+from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.handle import TurnHandle
+from turnkeeper.turn.identity import input_fingerprint, tool_calls
+from turnkeeper.turn.names import TurnPhase
+from turnkeeper.turn.state import Transcript, TurnState, final_model
+
+log = logging.getLogger(__name__)
+
+Status = Literal["success", "failed", "reconciliation_required"]
+
+_MODEL_PAUSE: Final = 0.5
+"""Seconds before the second attempt at a model call; doubled for each further one, up to `_LONGEST_PAUSE`."""
+_LONGEST_PAUSE: Final = 30.0
+_POLL: Final = 0.5
+"""Most seconds between two looks at a turn that another worker is at."""
+_STUCK: Final = 5
+"""Looks at an unchanged log without getting on, before that is called a fault."""
+
+
+@dataclass(frozen=True)
+class TurnResult:
+    """How a run of a turn ended.
+
+    Attributes:
+        turn_id: the turn.
+        status: `success`; `failed` (run it again to go on); `reconciliation_required`: an effect's outcome is unknown and has
+            to be settled first.
+        output: the final text, or None where the turn has none.
+        error_kind, message: why it did not succeed.
+        open_slots: (round, slot) of the tool calls that have to be settled.
+        sent_message_id: the channel's id of the reply.
+        rounds: model decisions in the turn.
+        model_calls: model calls that were started for it, over all runs.
+    """
+
+    turn_id: str
+    status: Status
+    output: str | None = None
+    error_kind: str | None = None
+    message: str | None = None
+    open_slots: tuple[tuple[int, int], ...] = ()
+    sent_message_id: str | None = None
+    rounds: int = 0
+    model_calls: int = 0
+
+
+class _Failed(Exception):
+    """The turn cannot go on in this run."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def new_owner() -> str:
+    """A name for one run, unique over all machines."""
+    return f"{platform.node() or 'host'}:{os.getpid()}:{secrets.token_hex(8)}"
+
+
+class TurnRun:
+    """One run of a turn in this process, from wherever its log stands."""
+
+    def __init__(self, turn: TurnHandle, agent: Agent, reply: ReplyPort | None) -> None:
+        self._turn = turn
+        self._agent = agent
+        self._reply = reply
+        self._journal = Journal(turn, new_owner(), agent.lease_seconds)
+        self._leases = LeaseKeeper(agent.lease_seconds)
+        self._known: tuple[Transcript | None, list[Message]] = (None, [])
+        self._response: tuple[int, ModelInvocationResponse] | None = None
+        self._invoked: str | None = None
+
+    async def run(self, start: c.Start, *, wait: bool) -> TurnResult:
+        """Go on until the turn is closed, fails, or needs somebody.
+
+        Raises:
+            TurnCheckpointConflict: the turn was started with another input.
+            TurnCheckpointBusy: another worker is at it, and `wait` is not set.
+            StoreError: the store failed; nothing is lost, run the turn again.
+        """
+        ended: TurnResult | BaseException
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._leases.run)
+            try:
+                ended = await self._run(start, wait=wait)
+            except Exception as e:
+                ended = e
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._flush_quietly()
+                tasks.cancel_scope.cancel()
+        if isinstance(ended, BaseException):
+            raise ended
+        return ended
+
+    async def _flush_quietly(self) -> None:
+        """A finished effect's result is written also where the run ends in an error or a cancellation."""
+        try:
+            await self._journal.salvage()
+        except Exception as e:
+            log.error("turn %s: a finished effect's result could not be written: %s", self._turn.trace_id, e)
+
+    async def _run(self, start: c.Start, *, wait: bool) -> TurnResult:
+        await self._start(start)
+        stuck, revision = 0, -1
+        while not self._journal.state.completed:
+            try:
+                await self._step()
+            except Stopped:
+                return self._stopped()
+            except DeliveryStopped as e:
+                status = "reconciliation_required" if e.unknown else "failed"
+                return self._result(status, error_kind=e.kind, message=str(e))
+            except _Failed as e:
+                await self._journal.salvage()
+                return self._result("failed", error_kind=e.kind, message=str(e))
+            except TurnCheckpointBusy as e:
+                await self._journal.salvage()
+                if not wait:
+                    raise
+                await self._wait(e)
+            except (Moved, TurnCheckpointError) as e:
+                await self._journal.salvage()
+                state = await self._turn.read()
+                stuck = stuck + 1 if state.revision == revision else 0
+                revision = state.revision
+                if stuck >= _STUCK:
+                    raise (
+                        e
+                        if isinstance(e, TurnCheckpointError)
+                        else TurnCheckpointError(f"turn {self._turn.trace_id!r} does not get on in phase {state.phase}")
+                    ) from e
+        return self._result("success")
+
+    async def _start(self, start: c.Start) -> None:
+        """Start the turn, with its first model call in the same append, or find where it stands."""
+        first = self._journal.start_model(0)
+
+        def decide(state: TurnState, now: int) -> Decision[Any, Any]:
+            return decide_all(state, [start] if state.phase is not None else [start, first], now)
+
+        await self._turn.log.ask(decide)
+        if self._turn.state.phase is not TurnPhase.STARTED:
+            # What is known may come from this process's cache; others may have gone on.
+            await self._turn.read()
+
+    async def _wait(self, busy: TurnCheckpointBusy) -> None:
+        now = self._turn.log.now()
+        left = _POLL if busy.until is None else max((busy.until - now) / 1000, 0.01)
+        log.info("turn %s is owned by %s, waiting", self._turn.trace_id, busy.owner)
+        await anyio.sleep(min(left, _POLL))
+        await self._turn.read()
+
+    # --- one step --------------------------------------------------------------------------------------------
+
+    async def _step(self) -> None:
+        state = self._journal.state
+        match state.phase:
+            case TurnPhase.ASSISTANT_RESERVED if state.round is not None and state.round.calls:
+                await self._tools()
+            case TurnPhase.ROUND_COMMITTED | TurnPhase.STARTED if state.round is None or state.round.calls:
+                await self._model()
+            case TurnPhase.ASSISTANT_RESERVED | TurnPhase.ROUND_COMMITTED:
+                await self._finish(self._decided(state))
+            case TurnPhase.FINAL_MODEL_SAVED:
+                await self._close(final_model(state))
+            case TurnPhase.DELIVERY_RESERVED if self._reply is not None:
+                await deliver(self._journal, self._reply)
+            case TurnPhase.DELIVERY_RESERVED:
+                raise _Failed(
+                    "no_reply_channel", "a reply is reserved, and this run was given no channel to send it on"
+                )
+            case _:
+                await self._journal.ask(c.MarkCompleted())
+
+    async def _model(self) -> None:
+        state = self._journal.state
+        round_index = state.current_round + 1
+        if round_index >= self._agent.max_rounds:
+            raise _Failed("max_iterations", f"the model decided {round_index} times and did not come to an end")
+        messages = self._messages(state)
+        check_pairs(messages)
+        pause = _MODEL_PAUSE
+        for attempt in range(1, self._agent.max_model_attempts + 1):
+            call = self._journal.state.model
+            if call is None or call.owner != self._journal.owner or call.invocation_id == self._invoked or call.failed:
+                await self._journal.ask(self._journal.start_model(round_index))
+            error = await self._invoke(round_index, messages)
+            if error is None:
+                break
+            if isinstance(error, OutcomeUnknown):
+                raise _Failed("model_outcome_unknown", str(error))
+            if attempt == self._agent.max_model_attempts:
+                raise _Failed("model_error", f"{type(error).__name__}: {error}")
+            log.warning("the model call of turn %s failed, will try again: %r", self._turn.trace_id, error)
+            await anyio.sleep(min(pause, _LONGEST_PAUSE))
+            pause *= 2
+        assert self._response is not None
+        response = self._response[1]
+        if response.tool_requests:
+            await self._tools()
+        else:
+            await self._finish(response)
+
+    async def _invoke(self, round_index: int, messages: list[Message]) -> Exception | None:
+        """Make one model call; its decision is deferred, to be written with what it leads to."""
+        state = self._journal.state
+        call = state.model
+        assert call is not None
+        self._invoked = call.invocation_id
+        request = ModelRequest(
+            turn_id=self._turn.trace_id,
+            round_index=round_index,
+            attempt=state.attempts - 1,
+            invocation_id=call.invocation_id,
+            messages=messages,
+            tools=self._agent.tools,
+        )
+
+        async def renew() -> bool:
+            command = c.RenewModel(call.invocation_id, self._journal.owner, self._journal.lease_ms)
+            try:
+                await self._turn.ask(command)
+            except TurnCheckpointError:
+                return False
+            return True
+
+        with anyio.CancelScope() as scope:
+            what = f"turn {self._turn.trace_id!r} model call of round {round_index}"
+            with self._leases.holding(what, renew, scope.cancel):
+                try:
+                    response = await self._agent.model.invoke(request)
+                    decision = values.freeze(to_builtins(response), "response")
+                    calls = tool_calls(to_builtins(response))
+                except Exception as e:
+                    await self._journal.ask(
+                        c.FailModel(call.invocation_id, self._journal.owner, f"{type(e).__name__}: {e}")
+                    )
+                    return e
+        if scope.cancelled_caught:
+            raise Moved
+        self._response = (round_index, response)
+        self._journal.defer(c.ReserveAssistant(round_index, decision, calls))
+        return None
+
+    def _decided(self, state: TurnState) -> ModelInvocationResponse:
+        """The canonical decision of the current round."""
+        assert state.round is not None
+        return stored.stored_response(state.round)
+
+    async def _tools(self) -> None:
+        """Run the round's tools; commit the round and announce the next model call with the last completion."""
+        state = self._journal.state
+        if state.phase is TurnPhase.ASSISTANT_RESERVED and state.round is not None:
+            round_index, response, slots = state.round.index, self._decided(state), state.round.slots
+        else:
+            assert self._response is not None
+            round_index, response, slots = *self._response, None
+        transcript = state.transcript
+        before = self._messages(state)
+        results = await ToolRound(self._journal, self._leases, self._agent, round_index, response, slots).run()
+        exchange = tool_exchange(response, results, round_index)
+        commands: list[c.Command] = [self._commit(round_index, len(before), exchange, state)]
+        if round_index + 1 < self._agent.max_rounds:
+            commands.append(self._journal.start_model(round_index + 1))
+        await self._journal.ask(*commands)
+        self._remember(transcript, before, exchange)
+
+    def _commit(self, round_index: int, keep: int, exchange: Sequence[Message], state: TurnState) -> c.CommitRound:
+        return c.CommitRound(round_index, keep, [to_builtins(message) for message in exchange], state.runtime)
+
+    async def _finish(self, response: ModelInvocationResponse) -> None:
+        """The model had its last word: commit it and reserve or close, in one append."""
+        state = self._journal.state
+        text = stored.final_text(response)
+        if state.phase is not TurnPhase.ROUND_COMMITTED or state.round is None or state.round.calls:
+            round_index = state.current_round + (state.phase is not TurnPhase.ASSISTANT_RESERVED)
+            before = self._messages(state)
+            exchange = assistant_messages(response, round_index)
+            self._journal.defer(self._commit(round_index, len(before), exchange, state))
+        if text is not None:
+            self._journal.defer(c.SaveFinalModel(text))
+        await self._close(text)
+
+    async def _close(self, text: str | None) -> None:
+        if self._reply is None or text is None:
+            await self._journal.ask(c.MarkCompleted(allow_no_output=True))
+        else:
+            key = key_of(self._journal)
+            await self._journal.ask(c.ReserveDelivery(key, text, None, self._journal.owner, self._journal.lease_ms))
+
+    # --- the transcript --------------------------------------------------------------------------------------
+
+    def _messages(self, state: TurnState) -> list[Message]:
+        """The canonical transcript, decoded once and then kept up with."""
+        transcript, messages = self._known
+        if transcript is not state.transcript or transcript is None:
+            messages = stored.stored_messages(state)
+            self._known = (state.transcript, messages)
+        return messages
+
+    def _remember(self, transcript: Transcript | None, before: list[Message], exchange: list[Message]) -> None:
+        after = self._journal.state.transcript
+        if after is not None and after.previous is transcript and after.keep == len(before):
+            self._known = (after, [*before, *exchange])
+
+    # --- results ---------------------------------------------------------------------------------------------
+
+    def _stopped(self) -> TurnResult:
+        open_slots = tuple((a.round_index, a.slot_index) for a in self._journal.state.ambiguous if not a.closed)
+        return self._result(
+            "reconciliation_required",
+            error_kind="effect_outcome_unknown",
+            message="a tool call may have happened; settle it, then run the turn again",
+            open_slots=open_slots,
+        )
+
+    def _result(self, status: Status, **changes: Any) -> TurnResult:
+        state = self._journal.state
+        return TurnResult(
+            turn_id=self._turn.trace_id,
+            status=status,
+            output=final_model(state),
+            sent_message_id=state.sent_message_id,
+            rounds=state.current_round + 1,
+            model_calls=state.model_calls,
+            **changes,
+        )
+
+
+async def run_turn(
+    turn: TurnHandle,
+    agent: Agent,
+    messages: Sequence[Any],
+    *,
+    reply: ReplyPort | None = None,
+    runtime: dict[str, Any] | None = None,
+    labels: dict[str, str] | None = None,
+    proof_deadline_ms: int = 0,
+    wait: bool = True,
+) -> TurnResult:
+    """Run a turn to its end, or go on with it from where its log stands, or give its recorded result.
+
+    Args:
+        messages: the conversation up to and with the message to be answered, in the wire or the chat form.
+        reply: where the answer is sent; without one the turn ends with its final text.
+        runtime: the host's own state, kept with the turn. `runtime["inbound"]`, if given, identifies the input.
+        labels: readable labels, for listing.
+        proof_deadline_ms: until when, on the store's clock, the transport may redeliver; 0 for no bound (T1.7).
+        wait: where another worker is at the turn, wait for it; else raise.
+
+    Raises:
+        InvalidInput: a message has no known form, or a call without its result.
+        TurnCheckpointConflict: the turn id was used for another input.
+        TurnCheckpointBusy: another worker is at it, and `wait` is not set.
+        StoreError: the store failed; nothing is lost, run the turn again.
+    """
+    canonical = [message_from(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if not canonical:
+        raise InvalidInput("messages", "must not be empty")
+    if agent.instructions is not None:
+        canonical.insert(0, Message(role=Role.SYSTEM, parts=[TextPart(value=agent.instructions)]))
+    check_pairs(canonical)
+    builtins = [to_builtins(message) for message in canonical]
+    runtime = {} if runtime is None else runtime
+    start = c.Start(
+        turn.trace_id,
+        turn.scope,
+        values.freeze(builtins, "messages"),
+        values.freeze([tool.name for tool in agent.tools], "tool_names"),
+        values.freeze(runtime, "runtime"),
+        input_fingerprint(builtins, runtime),
+        proof_deadline_ms,
+        labels or {},
+    )
+    return await TurnRun(turn, agent, reply).run(start, wait=wait)

@@ -1,0 +1,76 @@
+"""What may be known of an effect's outcome, as a tool, a model port or a channel tells it by what it raises or returns."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from turnkeeper.errors import TurnkeeperError
+
+
+class EffectRefused(TurnkeeperError):
+    """The effect was definitely refused; the model is told why. (A declined card, a full flight.)
+
+    Attributes:
+        kind: a short name of the reason, for the model and for reports.
+    """
+
+    def __init__(self, message: str, *, kind: str = "tool_error") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class NotSent(TurnkeeperError):
+    """The effect provably did not happen: nothing left this process. It may be tried again."""
+
+
+class OutcomeUnknown(TurnkeeperError):
+    """The effect may have happened. It is not repeated by itself."""
+
+
+@dataclass(frozen=True)
+class Happened:
+    """A look-up found that the effect happened, with this result."""
+
+    result: Any = None
+    evidence: str = "found by its operation id"
+
+
+@dataclass(frozen=True)
+class DidNotHappen:
+    """A look-up found that the effect did not happen, and will not happen any more."""
+
+    evidence: str = "not found by its operation id"
+
+
+@dataclass(frozen=True)
+class StillUnknown:
+    """A look-up could not tell."""
+
+    evidence: str = "the look-up could not tell"
+
+
+LookedUp = Happened | DidNotHappen | StillUnknown
+
+Kind = Literal["refused", "not sent", "unknown"]
+
+# By name, because HTTP libraries bring classes of their own and none of them may be imported for this.
+_NOT_SENT_NAMES: Final = frozenset(
+    {"ConnectError", "ConnectTimeout", "PoolTimeout", "ConnectionTimeout", "ClientConnectorError", "NewConnectionError"}
+)
+
+
+def classify(error: Exception, refusals: tuple[type[Exception], ...] = ()) -> Kind:
+    """What an exception says about the effect that raised it (flows.md, adapter contract).
+
+    Refused: `EffectRefused` and the tool's own `refusals`. Not sent: `NotSent`, refused connections, failed name look-ups,
+    connect timeouts. Everything else is unknown: an exception that nobody vouched for proves nothing about the effect.
+    """
+    if isinstance(error, EffectRefused) or (refusals and isinstance(error, refusals)):
+        return "refused"
+    if isinstance(error, NotSent | ConnectionRefusedError | socket.gaierror):
+        return "not sent"
+    if any(kind.__name__ in _NOT_SENT_NAMES for kind in type(error).__mro__):
+        return "not sent"
+    return "unknown"

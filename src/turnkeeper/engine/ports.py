@@ -1,0 +1,116 @@
+"""The ports of the engine: what it asks of a model and of a channel for replies."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from turnkeeper.engine.outcomes import LookedUp
+from turnkeeper.engine.tools import Tool
+from turnkeeper.engine.wire import Message, ModelInvocationResponse
+from turnkeeper.errors import InvalidInput, TurnkeeperError
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """One model call.
+
+    Attributes:
+        turn_id: the turn.
+        round_index: the zero-based round that the answer decides.
+        attempt: the zero-based attempt at this round's answer, over all processes.
+        invocation_id: the idempotency key of this attempt.
+        messages: the conversation so far; every call in it has its result.
+        tools: what the model may call.
+    """
+
+    turn_id: str
+    round_index: int
+    attempt: int
+    invocation_id: str
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+
+
+class ModelPort(Protocol):
+    """Something that answers model requests."""
+
+    async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
+        """Answer, wholly: what a cut stream brought is raised as an error, never returned.
+
+        What it raises is taken for a call that brought no answer, and is tried again; `OutcomeUnknown` is not.
+        """
+        ...
+
+
+class AnswerCut(TurnkeeperError):
+    """The model's answer ended before it was complete; nothing of it is used."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply to be sent.
+
+    Attributes:
+        key: the same on every attempt; hand it to the channel as its idempotency key.
+        text: the exact text.
+        turn_id: the turn that it answers.
+    """
+
+    key: str
+    text: str
+    turn_id: str
+
+
+@dataclass(frozen=True)
+class ReplyPort:
+    """A channel for replies, and what it can tell after a crash in the middle of a send.
+
+    Attributes:
+        send: sends, and gives the channel's message id. Raises `NotSent`, `EffectRefused` or `OutcomeUnknown`; any other
+            exception is classified by `outcomes.classify`.
+        keyed: the channel drops a second message with the same key, so an unknown send is sent again.
+        find: looks for a sent reply by its key; `Happened(message_id)` where it is found.
+    """
+
+    send: Callable[[Reply], Awaitable[str]]
+    keyed: bool = False
+    find: Callable[[Reply], Awaitable[LookedUp]] | None = None
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A model with its tools.
+
+    Attributes:
+        model: answers.
+        tools: what the model may call.
+        instructions: a system message put before the conversation, or None.
+        max_rounds: most model decisions in one turn.
+        max_model_attempts: most calls for one decision in one run.
+        parallel_tools: run the tools of a round at the same time. Results commit in request order either way.
+        on_ambiguous: what to do where no policy can tell whether a tool's effect happened: stop the turn until somebody
+            settles it, or tell the model that the outcome is unknown and go on. It is not repeated either way.
+        lease_seconds: how long this worker may be silent before another may take its work over; renewed at a third of it.
+    """
+
+    model: ModelPort
+    tools: Sequence[Tool] = ()
+    instructions: str | None = None
+    max_rounds: int = 50
+    max_model_attempts: int = 3
+    parallel_tools: bool = True
+    on_ambiguous: Literal["stop", "report"] = "stop"
+    lease_seconds: float = 30.0
+    by_name: dict[str, Tool] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, number in (("max_rounds", self.max_rounds), ("max_model_attempts", self.max_model_attempts)):
+            if number < 1:
+                raise InvalidInput(name, f"must be at least 1, not {number}")
+        if not self.lease_seconds > 0:
+            raise InvalidInput("lease_seconds", f"must be more than 0, not {self.lease_seconds}")
+        object.__setattr__(self, "by_name", {tool.name: tool for tool in self.tools})
+        if len(self.by_name) != len(self.tools):
+            raise InvalidInput("tools", "two tools have the same name")

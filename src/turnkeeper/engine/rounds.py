@@ -1,0 +1,431 @@
+"""One round's tool slots: claimed, run by their policy, completed; what is in doubt is looked up or stops the turn."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+
+from turnkeeper.engine.arguments import InvalidArguments, parse_arguments
+from turnkeeper.engine.journal import Journal
+from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, classify
+from turnkeeper.engine.ports import Agent
+from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_result
+from turnkeeper.engine.tools import Policy, Tool, ToolContext
+from turnkeeper.engine.transcript import request_ids
+from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolResult, Outcome, to_builtins
+from turnkeeper.errors import InvalidInput, OwnershipLost, TurnCheckpointBusy, ValueTooLarge
+from turnkeeper.log import values
+from turnkeeper.turn import commands as c
+from turnkeeper.turn.identity import ToolCall, tool_calls
+from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState
+from turnkeeper.turn.slots import SlotAnswer
+from turnkeeper.turn.state import Slot
+
+log = logging.getLogger(__name__)
+
+_TRIES: Final = 3
+"""Runs of a call that provably did not happen, or that may run again, before the model is told of the failure."""
+_MOST_OWNERS: Final = 10
+"""Runs of a call that its look-up says did not happen, before the model is told of the failure."""
+_PAUSE: Final = 0.2
+"""Seconds before the second run; doubled for each further one."""
+
+
+class Stopped(Exception):
+    """The round cannot go on before somebody settles these slots."""
+
+    def __init__(self, slots: list[int]) -> None:
+        super().__init__(f"slots {slots} may have happened")
+        self.slots = slots
+
+
+class Moved(Exception):
+    """The log is not as this run took it to be: look at it again."""
+
+
+class _Call:
+    """One slot's call, ready to run or with the reason why it is not run."""
+
+    def __init__(self, slot_index: int, call: ToolCall, request_id: str) -> None:
+        self.slot_index = slot_index
+        self.call = call
+        self.request_id = request_id
+        self.tool: Tool | None = None
+        self.arguments: dict[str, Any] = {}
+        self.refusal: ModelToolResult | None = None
+        self.fence = 0
+
+    def result(self, outcome: Outcome, output: Any, error_kind: str | None = None) -> ModelToolResult:
+        """A result of this call."""
+        return ModelToolResult(
+            request_id=self.request_id, name=self.call.tool_name, outcome=outcome, output=output, error_kind=error_kind
+        )
+
+    def failed(self, error_kind: str, text: str) -> ModelToolResult:
+        """A failure that the model is told of."""
+        return self.result(Outcome.FAILED, text, error_kind)
+
+
+class ToolRound:
+    """The tools of one round. `run` gives a result for every request, in request order, or says why there is none."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        leases: LeaseKeeper,
+        agent: Agent,
+        round_index: int,
+        response: ModelInvocationResponse,
+        slots: Sequence[Slot | None] | None,
+    ) -> None:
+        self._journal = journal
+        self._leases = leases
+        self._agent = agent
+        self._round = round_index
+        ids = request_ids(response, round_index)
+        self._calls = [_Call(index, call, ids[index]) for index, call in enumerate(tool_calls(to_builtins(response)))]
+        self._slots: Sequence[Slot | None] = slots or [None] * len(self._calls)
+        self._results: list[ModelToolResult | None] = [None] * len(self._calls)
+        self._running = 0
+        cut = (response.metadata or {}).get("finishReason") == "length"
+        for call, request in zip(self._calls, response.tool_requests, strict=True):
+            self._prepare(call, request.arguments, cut=cut)
+
+    def _prepare(self, call: _Call, raw_arguments: Any, *, cut: bool) -> None:
+        call.tool = self._agent.by_name.get(call.call.tool_name)
+        if cut:
+            call.refusal = call.failed(
+                "invalid_arguments",
+                "The answer was cut at its length limit, so the call's "
+                "arguments may be cut as well. It was not run; make it again, shorter.",
+            )
+        elif call.tool is None:
+            known = ", ".join(sorted(self._agent.by_name)) or "none"
+            call.refusal = call.failed("unknown_tool", f"There is no tool {call.call.tool_name!r}. Tools: {known}.")
+        else:
+            try:
+                call.arguments = call.tool.bind(parse_arguments(raw_arguments))
+            except InvalidArguments as e:
+                call.refusal = call.failed("invalid_arguments", f"Invalid arguments, the tool was not run: {e}")
+
+    async def run(self) -> list[ModelToolResult]:
+        """Run what is not done yet. The last completion may still be deferred when this returns.
+
+        Raises:
+            Stopped: an outcome is unknown and no policy settles it.
+            Moved: another worker has changed the log.
+            TurnCheckpointBusy: another worker is at one of the slots.
+        """
+        await self._take_over()
+        waiting = [call for call, result in zip(self._calls, self._results, strict=True) if result is None]
+        if self._agent.parallel_tools and len(waiting) > 1:
+            await self._run_together(waiting)
+        else:
+            for call in waiting:
+                await self._run_one(call)
+        return [result for result in self._results if result is not None]
+
+    # --- what is there already -------------------------------------------------------------------------------
+
+    async def _take_over(self) -> None:
+        """Results that are stored, and slots that are in doubt."""
+        doubtful: list[int] = []
+        for call, slot in zip(self._calls, self._slots, strict=True):
+            if slot is None:
+                continue
+            if slot.state is ToolCallState.EXECUTING and not slot.replay_safe:
+                await self._claim(call)  # turns ambiguous where its owner's lease is over
+                slot = self._slot(call)
+                if slot.state is ToolCallState.EXECUTING:
+                    raise Moved
+            if slot.result is not None and not slot.open_question:
+                self._results[call.slot_index] = stored_result(slot.result, call.request_id, call.call.tool_name)
+            elif slot.open_question and not await self._settle(call, slot):
+                doubtful.append(call.slot_index)
+        if doubtful:
+            raise Stopped(doubtful)
+
+    def _slot(self, call: _Call) -> Slot:
+        round_ = self._journal.state.round
+        slot = round_.slots[call.slot_index] if round_ is not None and round_.index == self._round else None
+        if slot is None:
+            raise Moved
+        return slot
+
+    async def _settle(self, call: _Call, slot: Slot) -> bool:
+        """Find out about an ambiguous slot by its tool's policy. Whether there is an answer now."""
+        tool = call.tool
+        found: Any = None
+        if tool is not None and tool.look_up is not None:
+            found = await tool.look_up(self._context(call, slot.fence))
+        name = f"look-up of {call.call.tool_name}"
+        if isinstance(found, Happened):
+            result = call.result(Outcome.SUCCESS, found.result)
+            await self._resolve(call, Resolution.HAPPENED, name, found.evidence, result)
+        elif isinstance(found, DidNotHappen):
+            await self._resolve(call, Resolution.DID_NOT_HAPPEN, name, found.evidence, None)
+            if slot.fence >= _MOST_OWNERS:
+                call.refusal = call.failed("tool_error", f"It was tried {slot.fence} times and did not happen.")
+                self._slots = [*self._slots[: call.slot_index], slot, *self._slots[call.slot_index + 1 :]]
+        elif self._agent.on_ambiguous == "report":
+            result = call.result(Outcome.INDETERMINATE, UNKNOWN_TEXT, "effect_outcome_unknown")
+            await self._resolve(call, Resolution.UNKNOWN, "agent", "on_ambiguous='report'", result)
+        else:
+            return False
+        return True
+
+    async def _resolve(
+        self, call: _Call, resolution: Resolution, who: str, why: str, result: ModelToolResult | None
+    ) -> None:
+        frame = None if result is None else self._freeze(call, result)
+        await self._journal.ask(c.ResolveTool(self._round, call.slot_index, resolution, who, why, frame))
+        self._results[call.slot_index] = result
+
+    # --- running ---------------------------------------------------------------------------------------------
+
+    def _claim_command(self, call: _Call, *, repeat: bool = False) -> c.ClaimTool:
+        tool = call.tool
+        return c.ClaimTool(
+            self._round,
+            call.slot_index,
+            self._journal.turn.operation_id(self._round, call.slot_index),
+            call.call,
+            self._journal.owner,
+            tool is None or tool.replayable,
+            self._journal.lease_ms,
+            self._journal.lease_ms,
+            repeat,
+        )
+
+    def _own_commands(self, call: _Call) -> list[c.Command]:
+        """What takes the slot: behind it, its effect may run; or it is done, where the call is refused."""
+        if call.refusal is None:
+            return [self._claim_command(call)]
+        slot = self._slots[call.slot_index]
+        fence = 1 if slot is None else slot.fence + 1
+        # Nothing runs, so an ambiguous call of an earlier round is not repeated by it.
+        return [self._claim_command(call, repeat=True), self._complete(call, fence, call.refusal)]
+
+    def _complete(self, call: _Call, fence: int, result: ModelToolResult) -> c.CompleteTool:
+        return c.CompleteTool(self._round, call.slot_index, self._journal.owner, fence, self._freeze(call, result))
+
+    def _freeze(self, call: _Call, result: ModelToolResult) -> bytes:
+        where = f"result of {call.call.tool_name} (round {self._round} slot {call.slot_index})"
+        try:
+            return values.freeze(to_builtins(result), where)
+        except (InvalidInput, TypeError) as e:
+            # The effect has happened: its slot gets a stand-in, and the model is told why (field cases 11, 25).
+            kind = "result_too_large" if isinstance(e, ValueTooLarge) else "result_not_storable"
+            log.warning("turn %s: %s", self._journal.turn.trace_id, e)
+            stand_in = call.result(result.outcome, f"The call was made, but its result cannot be kept: {e}", kind)
+            self._results[call.slot_index] = stand_in
+            return values.freeze(to_builtins(stand_in), where)
+
+    async def _claim(self, call: _Call) -> SlotAnswer:
+        (answer,) = await self._journal.ask(self._claim_command(call))
+        return self._checked(call, answer)
+
+    def _checked(self, call: _Call, answer: SlotAnswer | None) -> SlotAnswer:
+        """The answer to a claim, where this run can go on from it."""
+        if answer is None:
+            raise Moved
+        if answer.action is ToolCallAction.BUSY:
+            where = f"turn {self._journal.turn.trace_id!r} round {self._round} slot {call.slot_index}"
+            raise TurnCheckpointBusy(where, answer.owner, answer.lease_end)
+        if answer.action in (ToolCallAction.BEGUN, ToolCallAction.AMBIGUOUS, ToolCallAction.COMPLETED):
+            return answer
+        raise Moved
+
+    async def _run_together(self, calls: list[_Call]) -> None:
+        transactional = [call for call in calls if call.tool is not None and call.tool.policy is Policy.TRANSACTIONAL]
+        together = [call for call in calls if call not in transactional]
+        commands = [self._own_commands(call) for call in together]
+        answers = iter(await self._journal.ask(*(command for own in commands for command in own)))
+        begun: list[_Call] = []
+        problem: BaseException | None = None
+        for call, own in zip(together, commands, strict=True):
+            answer = [next(answers) for _ in own][-1]
+            try:
+                self._begun(call, self._checked(call, answer))
+                begun += [call] if call.fence else []
+            except (Moved, Stopped, TurnCheckpointBusy) as e:
+                # Commands behind the refused one were not put; what was begun before it runs all the same.
+                problem = problem or e
+        await self._abandon_if_cancelled(begun)
+        self._running = len(begun)
+        async with anyio.create_task_group() as tasks:
+            for call in begun:
+                tasks.start_soon(self._run_begun, call)
+        for call in together:
+            if call not in begun and call.refusal is not None and self._results[call.slot_index] is None:
+                await self._run_one(call)  # refused now: an equal call is in doubt
+        for call in transactional if problem is None else ():
+            await self._run_one(call)
+        if problem is not None:
+            await self._journal.flush()
+            raise problem
+        await self._stop_if_in_doubt(begun)
+
+    async def _run_one(self, call: _Call) -> None:
+        if call.tool is not None and call.refusal is None and call.tool.policy is Policy.TRANSACTIONAL:
+            await self._run_transactional(call)
+            return
+        answer = (await self._journal.ask(*self._own_commands(call)))[-1]
+        self._begun(call, self._checked(call, answer))
+        if call.fence:
+            await self._abandon_if_cancelled([call])
+            self._running = 1
+            await self._run_begun(call)
+            await self._stop_if_in_doubt([call])
+        elif self._results[call.slot_index] is None:
+            await self._run_one(call)  # refused now: an equal call is in doubt
+
+    def _begun(self, call: _Call, answer: SlotAnswer) -> None:
+        """Take note of a claim's answer: a fence to run under, a result, or a reason to stop."""
+        if answer.action is ToolCallAction.BEGUN:
+            call.fence = answer.fence
+        elif answer.action is ToolCallAction.COMPLETED:
+            self._results[call.slot_index] = call.refusal
+        elif answer.blocked_by is not None:
+            text = "The same call was made before in this turn and its outcome is not known. It was not run again."
+            call.refusal = call.failed("effect_outcome_unknown", text)
+        else:
+            raise Stopped([call.slot_index])
+
+    async def _abandon_if_cancelled(self, calls: list[_Call]) -> None:
+        """Where the run was cancelled while it crossed the barrier: nothing ran, so the slots are given back."""
+        try:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        except BaseException:
+            for call in calls:
+                await self._journal.ask(self._abandon(call))
+            raise
+
+    def _abandon(self, call: _Call) -> c.AbandonTool:
+        return c.AbandonTool(self._round, call.slot_index, self._journal.owner, call.fence)
+
+    async def _run_begun(self, call: _Call) -> None:
+        """Run a call whose barrier is crossed, and write what came of it. The last one's completion may wait."""
+        tool = call.tool
+        assert tool is not None
+        pause = _PAUSE
+        for attempt in range(1, _TRIES + 1):
+            result, error = await self._attempt(call, tool)
+            if result is not None or error is None:
+                break
+            kind = classify(error, tool.refusals)
+            if kind == "refused":
+                text = str(error) or type(error).__name__
+                result = call.failed(error.kind if isinstance(error, EffectRefused) else "tool_error", text)
+                break
+            if kind == "unknown" and not tool.replayable:
+                await self._doubt(call, f"{type(error).__name__}: {error}")
+                return
+            if attempt == _TRIES:
+                text = f"{call.call.tool_name} failed: {type(error).__name__}: {error}"
+                result = call.failed("not_sent" if kind == "not sent" else "tool_error", text)
+                break
+            log.warning("%s in turn %s failed, will try again: %r", tool.name, self._journal.turn.trace_id, error)
+            await anyio.sleep(pause)
+            pause *= 2
+            answers = await self._journal.ask(self._abandon(call), self._claim_command(call))
+            self._begun(call, self._checked(call, answers[-1]))
+        self._running -= 1
+        if result is None:
+            return  # lost: whoever owns the slot now goes on with it
+        self._results[call.slot_index] = result
+        completion = self._complete(call, call.fence, result)
+        if self._running:
+            await self._journal.ask(completion)
+        else:
+            self._journal.defer(completion)
+
+    async def _attempt(self, call: _Call, tool: Tool) -> tuple[ModelToolResult | None, Exception | None]:
+        """Run the function once: its result, or what it raised, or neither where the slot was lost meanwhile."""
+        context = self._context(call, call.fence)
+        where = f"turn {context.turn_id!r} round {self._round} slot {call.slot_index} ({tool.name})"
+        with anyio.CancelScope() as scope:
+
+            def lost() -> None:
+                context.lost = True
+                scope.cancel()
+
+            async def renew() -> bool:
+                command = c.RenewTool(
+                    self._round, call.slot_index, self._journal.owner, call.fence, self._journal.lease_ms
+                )
+                (answer,) = await self._journal.turn.ask(command)
+                return answer is not None and answer.action in (ToolCallAction.RENEWED, ToolCallAction.CACHED)
+
+            with self._leases.holding(where, renew, lost):
+                try:
+                    if tool.is_async:
+                        output = await tool.call(call.arguments, context)
+                    else:
+                        output = await anyio.to_thread.run_sync(tool.call, call.arguments, context)
+                except OwnershipLost:
+                    return None, None
+                except Exception as e:
+                    return None, e
+                return call.result(Outcome.SUCCESS, output), None
+        return None, None
+
+    async def _doubt(self, call: _Call, reason: str) -> None:
+        self._running -= 1
+        await self._journal.ask(c.DoubtTool(self._round, call.slot_index, self._journal.owner, call.fence, reason))
+
+    async def _stop_if_in_doubt(self, calls: list[_Call]) -> None:
+        open_slots = [call.slot_index for call in calls if self._results[call.slot_index] is None]
+        if open_slots:
+            # Looked at again from the log: the tool's look-up may settle it, or nobody can.
+            await self._journal.flush()
+            raise Moved
+
+    def _context(self, call: _Call, fence: int, transaction: Any = None) -> ToolContext:
+        return ToolContext(
+            operation_id=self._journal.turn.operation_id(self._round, call.slot_index),
+            turn_id=self._journal.turn.trace_id,
+            round_index=self._round,
+            slot_index=call.slot_index,
+            fence=fence,
+            call_id=call.call.provider_call_id,
+            transaction=transaction,
+        )
+
+    async def _run_transactional(self, call: _Call) -> None:
+        tool = call.tool
+        assert tool is not None
+        slot = self._slots[call.slot_index]
+        fence = 1 if slot is None else slot.fence + 1
+        placeholder = c.CompleteTool(self._round, call.slot_index, self._journal.owner, fence, b"")
+
+        def effect(transaction: Any) -> ModelToolResult:
+            context = self._context(call, fence, transaction)
+            return call.result(Outcome.SUCCESS, tool.call(call.arguments, context))
+
+        try:
+            done = await self._journal.ask_with(
+                self._claim_command(call), placeholder, effect, lambda result: self._freeze(call, result)
+            )
+        except InvalidInput:
+            raise
+        except Exception as e:
+            if getattr(e, "applied", False) is None:
+                raise
+            # Rolled back with its transaction: it surely did not happen.
+            kind = e.kind if isinstance(e, EffectRefused) else "tool_error"
+            call.refusal = call.failed(kind, f"{e}" or type(e).__name__)
+            await self._run_one(call)
+            return
+        if isinstance(done, ModelToolResult):
+            self._results[call.slot_index] = self._results[call.slot_index] or done
+            return
+        self._begun(call, self._checked(call, done))
+        if call.refusal is None:
+            raise Moved
+        await self._run_one(call)

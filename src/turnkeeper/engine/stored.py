@@ -1,0 +1,79 @@
+"""What a turn log holds, read as the engine's types: also where the turn was driven by hand, in a chat form."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgspec
+
+from turnkeeper.engine.wire import (
+    Message,
+    ModelInvocationResponse,
+    ModelToolRequest,
+    ModelToolResult,
+    Outcome,
+    message_from,
+)
+from turnkeeper.errors import SchemaConflict
+from turnkeeper.log import values
+from turnkeeper.turn.identity import raw_calls
+from turnkeeper.turn.state import Round, TurnState, thaw_messages
+
+_WIRE_FIELDS = frozenset({"output", "toolRequests", "assistantMessages"})
+
+UNKNOWN_TEXT = (
+    "The outcome of this call is not known: it may have happened or not. It was not tried again. Do not assume either."
+)
+"""What the model is told of an effect whose outcome stays unknown."""
+
+
+def stored_messages(state: TurnState) -> list[Message]:
+    """The canonical transcript."""
+    return [message_from(message, f"messages[{i}]") for i, message in enumerate(thaw_messages(state.transcript))]
+
+
+def stored_response(round_: Round) -> ModelInvocationResponse:
+    """The canonical decision of a round."""
+    return stored_response_from(values.thaw(round_.response), f"decision of round {round_.index}")
+
+
+def stored_response_from(response: dict[str, Any], field: str) -> ModelInvocationResponse:
+    """A decision from its wire form, or from an assistant message in a chat form."""
+    if response.keys() & _WIRE_FIELDS:
+        try:
+            return msgspec.convert(response, ModelInvocationResponse)
+        except msgspec.ValidationError as e:
+            raise SchemaConflict(field, str(e)) from e
+    requests = [
+        ModelToolRequest(id=call_id, name=name, arguments=arguments) for call_id, name, arguments in raw_calls(response)
+    ]
+    message = message_from({"role": "assistant", **response}, field)
+    metadata = {name: item for name, item in message.metadata.items() if name != "tool_calls"}
+    spoken = Message(role=message.role, parts=message.parts, metadata=metadata)
+    return ModelInvocationResponse(
+        output=None if requests else message.text or None, assistant_messages=[spoken], tool_requests=requests
+    )
+
+
+def stored_result(frame: bytes, request_id: str, name: str) -> ModelToolResult:
+    """The result of a slot."""
+    record: Any = values.thaw(frame)
+    if isinstance(record, dict) and "outcome" in record:
+        try:
+            return msgspec.convert(record, ModelToolResult)
+        except msgspec.ValidationError as e:
+            raise SchemaConflict(f"result of {name}", str(e)) from e
+    output: Any = record
+    if isinstance(record, dict) and "content" in record:
+        output = cast("dict[str, Any]", record)["content"]
+    return ModelToolResult(request_id=request_id, name=name, outcome=Outcome.SUCCESS, output=output)
+
+
+def final_text(response: ModelInvocationResponse) -> str | None:
+    """The text of a final answer, or None where the model had nothing to say."""
+    if isinstance(response.output, str):
+        return response.output
+    if response.output is not None:
+        return msgspec.json.encode(response.output).decode()
+    spoken = [message.text for message in response.assistant_messages if message.parts]
+    return spoken[-1] if spoken else None

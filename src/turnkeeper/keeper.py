@@ -1,0 +1,226 @@
+"""The Keeper: opens a store by URL and hands out everything else. The only place that knows all parts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from turnkeeper.engine.loop import TurnResult, run_turn
+from turnkeeper.engine.ports import Agent, ReplyPort
+from turnkeeper.engine.stored import UNKNOWN_TEXT
+from turnkeeper.engine.wire import ModelToolResult, Outcome, to_builtins
+from turnkeeper.errors import InvalidInput, TurnCheckpointError, UnknownStoreUrl
+from turnkeeper.log import values
+from turnkeeper.log.record import Head, HeadQuery
+from turnkeeper.log.store import Promise, Store
+from turnkeeper.turn import commands as c
+from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle
+from turnkeeper.turn.history import TurnHistory, read_history
+from turnkeeper.turn.names import Resolution, TurnPhase
+from turnkeeper.turn.session import TurnCheckpointSession
+from turnkeeper.turn.state import KIND, find_round
+
+Input = str | Sequence[Any]
+
+
+class Pruned(NamedTuple):
+    """What a prune removed (or would remove), and what it left."""
+
+    removed: int
+    kept: int
+    bytes_removed: int
+
+
+async def open_store(url: str) -> Store:
+    """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite:///:memory:`, or a file's path.
+
+    Options of SQLite: `?busy_timeout=SECONDS`, `?journal=delete`, `?max_bytes=N`.
+
+    Raises:
+        UnknownStoreUrl: the scheme or an option is not known.
+        StoreError: the store cannot be used; says why.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("", "sqlite"):
+        raise UnknownStoreUrl(f"{parts.scheme}: is not a store that is known here; known: sqlite:///PATH")
+    from turnkeeper.stores.sqlite import SqliteStore
+
+    if not parts.scheme:
+        return await SqliteStore.open(url)
+    path = unquote(parts.path).removeprefix("/")
+    if parts.netloc or not path:
+        raise UnknownStoreUrl(f"{url!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db")
+    options: dict[str, Any] = {}
+    kinds = {"busy_timeout": float, "journal": str, "max_bytes": int}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        try:
+            options[name] = kinds[name](value)
+        except (KeyError, ValueError) as e:
+            raise UnknownStoreUrl(f"the option {name}={value} is not known; known: {', '.join(kinds)}") from e
+    if options.get("journal", "wal") not in ("wal", "delete"):
+        raise UnknownStoreUrl(f"journal={options['journal']}: wal or delete")
+    return await SqliteStore.open(path, **options)
+
+
+class Keeper:
+    """Keeps turns in a store. Open it once for a process; its methods may be used by many tasks at once."""
+
+    def __init__(self, store: Store, *, ttl_seconds: float = DEFAULT_TTL_SECONDS) -> None:
+        """
+        Args:
+            store: where the logs are kept.
+            ttl_seconds: how long a turn is kept after its last change.
+        """
+        self.store = store
+        self._ttl_seconds = ttl_seconds
+
+    @classmethod
+    async def open(cls, url: str = "sqlite:///turnkeeper.db", *, ttl_seconds: float = DEFAULT_TTL_SECONDS) -> Keeper:
+        """Open the store of a URL. See `open_store`."""
+        return cls(await open_store(url), ttl_seconds=ttl_seconds)
+
+    async def __aenter__(self) -> Keeper:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Finish what was asked, and close the store."""
+        await self.store.close()
+
+    # --- running ---------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        agent: Agent,
+        input: Input,  # noqa: A002  # the field's word
+        *,
+        turn_id: str,
+        scope: str = "primary",
+        reply: ReplyPort | None = None,
+        runtime: dict[str, Any] | None = None,
+        labels: dict[str, str] | None = None,
+        proof_deadline_ms: int = 0,
+        wait: bool = True,
+    ) -> TurnResult:
+        """Run a turn to its end; the same turn id again goes on with it, or gives its recorded result.
+
+        Args:
+            input: a user's text, or the conversation up to and with the message to be answered.
+
+        See `turnkeeper.engine.loop.run_turn` for the rest, and for what is raised.
+        """
+        messages = [{"role": "user", "content": input}] if isinstance(input, str) else input
+        return await run_turn(
+            self._handle(turn_id, scope),
+            agent,
+            messages,
+            reply=reply,
+            runtime=runtime,
+            labels=labels,
+            proof_deadline_ms=proof_deadline_ms,
+            wait=wait,
+        )
+
+    def session(self, turn_id: str, scope: str = "primary", **options: Any) -> TurnCheckpointSession:
+        """A session that drives the turn by hand. `options` are those of `TurnCheckpointSession`."""
+        return TurnCheckpointSession(self.store, turn_id, scope, **{"ttl_seconds": self._ttl_seconds, **options})
+
+    def _handle(self, turn_id: str, scope: str) -> TurnHandle:
+        return TurnHandle(self.store, turn_id, scope, ttl_seconds=self._ttl_seconds)
+
+    # --- looking ---------------------------------------------------------------------------------------------
+
+    def turns(self, *, attention: bool | None = None, phase: TurnPhase | None = None) -> AsyncIterator[Head]:
+        """The turns of the store, by key; `labels["turn"]` and `labels["scope"]` name them."""
+        return self.store.heads(HeadQuery(kind=KIND, phase=phase and phase.value, attention=attention))
+
+    async def history(self, turn_id: str, scope: str = "primary", *, at: int | None = None) -> TurnHistory | None:
+        """The records of a turn, and its state as it is, or as it was at a sequence number. None if there is none."""
+        return await read_history(self.store, self._handle(turn_id, scope).key, at=at)
+
+    # --- settling --------------------------------------------------------------------------------------------
+
+    async def resolve_tool(
+        self,
+        turn_id: str,
+        round_index: int,
+        slot_index: int,
+        resolution: Resolution | str,
+        *,
+        who: str,
+        why: str,
+        result: Any = None,
+        scope: str = "primary",
+    ) -> None:
+        """Settle a tool call whose outcome is unknown, with evidence; then run the turn again.
+
+        Args:
+            resolution: `happened` (with the tool's `result`), `did_not_happen` (it will run again), or `unknown` (the model
+                is told so).
+            who: who decided.
+            why: the evidence.
+
+        Raises:
+            TurnCheckpointConflict: the call is not in doubt.
+        """
+        session = self.session(turn_id, scope)
+        await session.load()
+        settled = Resolution(resolution)
+        round_ = find_round(session.log.cached, round_index)
+        if round_ is None or not 0 <= slot_index < len(round_.calls):
+            raise TurnCheckpointError(f"turn {turn_id!r} has no slot {slot_index} in round {round_index}")
+        call = round_.calls[slot_index]
+        happened = settled is Resolution.HAPPENED
+        record = ModelToolResult(
+            request_id=call.provider_call_id or "",
+            name=call.tool_name,
+            outcome=Outcome.SUCCESS if happened else Outcome.INDETERMINATE,
+            output=result if happened else UNKNOWN_TEXT,
+            error_kind=None if happened else "effect_outcome_unknown",
+        )
+        record_or_none = None if settled is Resolution.DID_NOT_HAPPEN else to_builtins(record)
+        await session.resolve_tool(round_index, slot_index, settled, who=who, why=why, result_record=record_or_none)
+
+    async def resolve_delivery(
+        self, turn_id: str, message_id: str | None, *, who: str, why: str, scope: str = "primary"
+    ) -> None:
+        """Settle a reply that may have been sent: its message id, or None where it surely was not.
+
+        Raises:
+            TurnCheckpointError: the reply is not in doubt.
+        """
+        if not why.strip():
+            raise InvalidInput("why", "must tell the evidence")
+        if message_id is not None:
+            values.identifier(message_id, "message_id")
+        await self._handle(turn_id, scope).ask(c.ResolveDelivery(message_id, values.identifier(who, "who"), why))
+
+    # --- keeping house ---------------------------------------------------------------------------------------
+
+    async def prune(self, *, older_than_seconds: float, dry_run: bool = False) -> Pruned:
+        """Remove completed turns whose last change is older, and that need nobody's attention (LOG-9).
+
+        Unfinished turns, turns with an open question, and turns before their proof deadline stay.
+        """
+        removed = kept = size = 0
+        now = (await self.store.read("turn:none")).now
+        async for head in self.store.heads(HeadQuery(kind=KIND)):
+            old = head.updated < now - older_than_seconds * 1000 and head.keep_until < now
+            done = head.phase == TurnPhase.COMPLETED.value and head.attention is None
+            if not (old and done):
+                kept += 1
+            elif dry_run or await self.store.erase(head.key, unchanged_since=head.tail):
+                removed += 1
+                size += head.size
+            else:
+                kept += 1
+        if removed and not dry_run:
+            await self.store.tidy()
+        return Pruned(removed, kept, size)
+
+    async def promises(self) -> list[Promise]:
+        """What the store, as it is set up, promises."""
+        return await self.store.promises()
