@@ -1,1 +1,78 @@
-"""Durable turns for LLM agents and chat bots."""
+"""Turnkeeper: durable turns for LLM agents and chat bots. The public names, and nothing else.
+
+Names are imported when they are first used, so that `import turnkeeper` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from turnkeeper.engine.loop import TurnResult
+    from turnkeeper.engine.outcomes import (
+        DidNotHappen,
+        EffectRefused,
+        Happened,
+        NotSent,
+        OutcomeUnknown,
+        StillUnknown,
+    )
+    from turnkeeper.engine.ports import Agent, AnswerCut, ModelPort, ModelRequest, Reply, ReplyPort
+    from turnkeeper.engine.tools import Tool, ToolContext, tool
+    from turnkeeper.engine.wire import Message, ModelInvocationResponse, ModelToolRequest, ModelToolResult, TextPart
+    from turnkeeper.errors import OwnershipLost, StoreError, TurnkeeperError
+    from turnkeeper.keeper import Keeper
+    from turnkeeper.models.scripted import ScriptedModel
+    from turnkeeper.turn.session import TurnCheckpointSession
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "engine.loop": ("TurnResult",),
+    "engine.outcomes": ("DidNotHappen", "EffectRefused", "Happened", "NotSent", "OutcomeUnknown", "StillUnknown"),
+    "engine.ports": ("Agent", "AnswerCut", "ModelPort", "ModelRequest", "Reply", "ReplyPort"),
+    "engine.tools": ("Tool", "ToolContext", "tool"),
+    "engine.wire": ("Message", "ModelInvocationResponse", "ModelToolRequest", "ModelToolResult", "TextPart"),
+    "errors": ("OwnershipLost", "StoreError", "TurnkeeperError"),
+    "keeper": ("Keeper",),
+    "models.scripted": ("ScriptedModel",),
+    "turn.session": ("TurnCheckpointSession",),
+}
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # as grouped above
+    "Agent",
+    "AnswerCut",
+    "DidNotHappen",
+    "EffectRefused",
+    "Happened",
+    "Keeper",
+    "Message",
+    "ModelInvocationResponse",
+    "ModelPort",
+    "ModelRequest",
+    "ModelToolRequest",
+    "ModelToolResult",
+    "NotSent",
+    "OutcomeUnknown",
+    "OwnershipLost",
+    "Reply",
+    "ReplyPort",
+    "ScriptedModel",
+    "StillUnknown",
+    "StoreError",
+    "TextPart",
+    "Tool",
+    "ToolContext",
+    "TurnCheckpointSession",
+    "TurnResult",
+    "TurnkeeperError",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'turnkeeper' has no attribute {name!r}")
+    return getattr(import_module(f"turnkeeper.{_MODULE_OF[name]}"), name)

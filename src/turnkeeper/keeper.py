@@ -126,7 +126,8 @@ class Keeper:
 
     def session(self, turn_id: str, scope: str = "primary", **options: Any) -> TurnCheckpointSession:
         """A session that drives the turn by hand. `options` are those of `TurnCheckpointSession`."""
-        return TurnCheckpointSession(self.store, turn_id, scope, **{"ttl_seconds": self._ttl_seconds, **options})
+        options.setdefault("ttl_seconds", self._ttl_seconds)
+        return TurnCheckpointSession(self.store, turn_id, scope, **options)
 
     def _handle(self, turn_id: str, scope: str) -> TurnHandle:
         return TurnHandle(self.store, turn_id, scope, ttl_seconds=self._ttl_seconds)

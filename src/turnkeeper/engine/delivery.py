@@ -60,7 +60,8 @@ async def deliver(journal: Journal, port: ReplyPort) -> None:
 
 def _reply(state: TurnState, trace_id: str) -> Reply:
     text = final_text(state)
-    assert state.delivery is not None and text is not None
+    assert state.delivery is not None
+    assert text is not None
     return Reply(state.delivery.key, text, trace_id)
 
 

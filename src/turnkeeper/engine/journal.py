@@ -96,6 +96,8 @@ class Journal:
                 done = r.ToolCompleted(complete.round_index, complete.slot_index, frame(result))
                 return [*planned[:-1], done]
 
+            answers: tuple[SlotAnswer | None, ...] = ()
+            result: T | None = None
             try:
                 with anyio.CancelScope(shield=True):
                     answers, result = await self.turn.log.ask_with(decide, effect, records)
@@ -104,7 +106,7 @@ class Journal:
                 raise
             last = answers[-1]
             if last is not None and last.action is ToolCallAction.COMPLETED:
-                return result  # pyright: ignore[reportReturnType]  # the effect ran
+                return result
             self._deferred = deferred + self._deferred
             return last
 

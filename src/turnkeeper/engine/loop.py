@@ -105,7 +105,7 @@ class TurnRun:
             TurnCheckpointBusy: another worker is at it, and `wait` is not set.
             StoreError: the store failed; nothing is lost, run the turn again.
         """
-        ended: TurnResult | BaseException
+        ended: TurnResult | Exception | None = None
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._leases.run)
             try:
@@ -116,8 +116,9 @@ class TurnRun:
                 with anyio.CancelScope(shield=True):
                     await self._flush_quietly()
                 tasks.cancel_scope.cancel()
-        if isinstance(ended, BaseException):
+        if isinstance(ended, Exception):
             raise ended
+        assert ended is not None
         return ended
 
     async def _flush_quietly(self) -> None:
@@ -252,23 +253,28 @@ class TurnRun:
                 return False
             return True
 
+        answer: ModelInvocationResponse | Exception | None = None
         with anyio.CancelScope() as scope:
             what = f"turn {self._turn.trace_id!r} model call of round {round_index}"
             with self._leases.holding(what, renew, scope.cancel):
                 try:
-                    response = await self._agent.model.invoke(request)
-                    decision = values.freeze(to_builtins(response), "response")
-                    calls = tool_calls(to_builtins(response))
+                    answer = await self._agent.model.invoke(request)
+                    self._reserve(round_index, answer)
                 except Exception as e:
-                    await self._journal.ask(
-                        c.FailModel(call.invocation_id, self._journal.owner, f"{type(e).__name__}: {e}")
-                    )
-                    return e
-        if scope.cancelled_caught:
-            raise Moved
-        self._response = (round_index, response)
-        self._journal.defer(c.ReserveAssistant(round_index, decision, calls))
+                    answer = e
+        if answer is None:
+            raise Moved  # the lease was lost: another worker asks the model now
+        if isinstance(answer, Exception):
+            failure = c.FailModel(call.invocation_id, self._journal.owner, f"{type(answer).__name__}: {answer}")
+            await self._journal.ask(failure)
+            return answer
+        self._response = (round_index, answer)
         return None
+
+    def _reserve(self, round_index: int, response: ModelInvocationResponse) -> None:
+        builtins = to_builtins(response)
+        frame = values.freeze(builtins, "response")
+        self._journal.defer(c.ReserveAssistant(round_index, frame, tool_calls(builtins)))
 
     def _decided(self, state: TurnState) -> ModelInvocationResponse:
         """The canonical decision of the current round."""

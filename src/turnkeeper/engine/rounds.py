@@ -314,6 +314,7 @@ class ToolRound:
         tool = call.tool
         assert tool is not None
         pause = _PAUSE
+        result: ModelToolResult | None = None
         for attempt in range(1, _TRIES + 1):
             result, error = await self._attempt(call, tool)
             if result is not None or error is None:

@@ -63,9 +63,7 @@ def stored_result(frame: bytes, request_id: str, name: str) -> ModelToolResult:
             return msgspec.convert(record, ModelToolResult)
         except msgspec.ValidationError as e:
             raise SchemaConflict(f"result of {name}", str(e)) from e
-    output: Any = record
-    if isinstance(record, dict) and "content" in record:
-        output = cast("dict[str, Any]", record)["content"]
+    output: Any = cast("dict[str, Any]", record).get("content", record) if isinstance(record, dict) else record
     return ModelToolResult(request_id=request_id, name=name, outcome=Outcome.SUCCESS, output=output)
 
 

@@ -187,4 +187,8 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """
     if function is not None:
         return Tool(function)
-    return lambda decorated: Tool(decorated, **options)
+
+    def decorate(decorated: Callable[..., Any]) -> Tool:
+        return Tool(decorated, **options)
+
+    return decorate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -137,7 +137,7 @@ def message_from(value: Any, field: str) -> Message:
         return value
     if not isinstance(value, dict):
         raise InvalidInput(field, f"must be an object, not {type(value).__name__}")
-    fields: dict[str, Any] = value
+    fields = cast("dict[str, Any]", value)
     try:
         if "parts" in fields:
             return msgspec.convert(fields, Message)
@@ -156,8 +156,7 @@ def _chat_parts(content: Any, field: str) -> list[ContentPart]:
     if not isinstance(content, list):
         raise InvalidInput(f"{field}.content", f"must be text, null or a list, not {type(content).__name__}")
     parts: list[ContentPart] = []
-    items: list[Any] = content
-    for index, item in enumerate(items):
+    for index, item in enumerate(cast("list[Any]", content)):
         match item:
             case {"type": "text", "text": str(text)}:
                 parts.append(TextPart(value=text))
