@@ -114,6 +114,10 @@ class StoreVersion(StoreError):
         self.known = known
 
 
+class StoreMissing(StoreError):
+    """There is no store at that place, and the caller did not want one to be made."""
+
+
 class StoreUnsuitable(StoreError):
     """The place cannot keep the store's promises (a network file system, say)."""
 

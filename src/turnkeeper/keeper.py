@@ -32,8 +32,10 @@ class Pruned(NamedTuple):
     bytes_removed: int
 
 
-async def open_store(url: str) -> Store:
+async def open_store(url: str, *, create: bool = True) -> Store:
     """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite:///:memory:`, or a file's path.
+
+    With `create` False, a store that is not there is an error.
 
     Options of SQLite: `?busy_timeout=SECONDS`, `?journal=delete`, `?max_bytes=N`.
 
@@ -47,7 +49,7 @@ async def open_store(url: str) -> Store:
     from turnkeeper.stores.sqlite import SqliteStore
 
     if not parts.scheme:
-        return await SqliteStore.open(url)
+        return await SqliteStore.open(url, create=create)
     path = unquote(parts.path).removeprefix("/")
     if parts.netloc or not path:
         raise UnknownStoreUrl(f"{url!r} names no file: write sqlite:///relative.db or sqlite:////absolute.db")
@@ -60,7 +62,7 @@ async def open_store(url: str) -> Store:
             raise UnknownStoreUrl(f"the option {name}={value} is not known; known: {', '.join(kinds)}") from e
     if options.get("journal", "wal") not in ("wal", "delete"):
         raise UnknownStoreUrl(f"journal={options['journal']}: wal or delete")
-    return await SqliteStore.open(path, **options)
+    return await SqliteStore.open(path, create=create, **options)
 
 
 class Keeper:

@@ -52,13 +52,13 @@ class Journal:
         """
         async with self._lock:
             deferred, self._deferred = self._deferred, []
+            own: list[SlotAnswer | None] = []
             try:
                 with anyio.CancelScope(shield=True):
-                    answers = await self.turn.ask(*deferred, *commands)
+                    own += (await self.turn.ask(*deferred, *commands))[len(deferred) :]
             except BaseException:
                 self._deferred = deferred + self._deferred
                 raise
-        own = list(answers[len(deferred) :])
         return own + [None] * (len(commands) - len(own))
 
     async def flush(self) -> None:
@@ -96,15 +96,15 @@ class Journal:
                 done = r.ToolCompleted(complete.round_index, complete.slot_index, frame(result))
                 return [*planned[:-1], done]
 
-            answers: tuple[SlotAnswer | None, ...] = ()
+            last: SlotAnswer | None = None
             result: T | None = None
             try:
                 with anyio.CancelScope(shield=True):
                     answers, result = await self.turn.log.ask_with(decide, effect, records)
+                    last = answers[-1]
             except BaseException:
                 self._deferred = deferred + self._deferred
                 raise
-            last = answers[-1]
             if last is not None and last.action is ToolCallAction.COMPLETED:
                 return result
             self._deferred = deferred + self._deferred

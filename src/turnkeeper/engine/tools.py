@@ -77,11 +77,13 @@ class Tool:
         *,
         name: str | None = None,
         description: str | None = None,
+        parameters: dict[str, Any] | None = None,
         replay_safe: bool = False,
         reconcile: LookUp | None = None,
         transactional: bool = False,
         refusals: tuple[type[Exception], ...] = (),
     ) -> None:
+        self._schema = parameters
         self.function = function
         self.name = values.identifier(name or function.__name__, "tool name", longest=128)
         self.description = inspect.cleandoc(description or function.__doc__ or "")
@@ -109,6 +111,8 @@ class Tool:
     @property
     def parameters(self) -> dict[str, Any]:
         """The JSON Schema of the arguments."""
+        if self._schema is not None or self._arguments is None:
+            return self._schema or {"type": "object"}
         schema = msgspec.json.schema(self._arguments)
         definitions = cast("dict[str, Any]", schema.get("$defs", {}))
         own = definitions.pop(self._arguments.__name__)
@@ -126,6 +130,8 @@ class Tool:
         Raises:
             InvalidArguments: a parameter is missing, unknown or of another type; the model is told.
         """
+        if self._arguments is None:
+            return arguments
         try:
             bound = msgspec.convert(arguments, self._arguments)
         except msgspec.ValidationError as e:
@@ -142,22 +148,27 @@ class Tool:
         return f"Tool({self.name}, {self.policy.value})"
 
 
-def _arguments_type(function: Callable[..., Any], name: str) -> tuple[str | None, type[msgspec.Struct]]:
-    """The parameter that takes the context, and a type for the others."""
+def _arguments_type(function: Callable[..., Any], name: str) -> tuple[str | None, type[msgspec.Struct] | None]:
+    """The parameter that takes the context, and a type for the others; None where `**arguments` takes any object."""
     hints = get_type_hints(function, include_extras=True)
     context: str | None = None
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
+    anything = False
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             raise InvalidInput(f"tool {name}", f"the parameter {parameter.name!r} has to be an ordinary named one")
         hint = hints.get(parameter.name, Any)
         if hint is ToolContext:
             context = parameter.name
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            anything = True
         elif parameter.default is parameter.empty:
             fields.append((parameter.name, hint))
         else:
             default = msgspec.field(default_factory=lambda value=parameter.default: value)
             fields.append((parameter.name, hint, default))
+    if anything:
+        return context, None
     arguments = msgspec.defstruct(f"{name}_arguments", fields, kw_only=True, forbid_unknown_fields=True)
     return context, arguments
 
@@ -169,6 +180,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
+    parameters: dict[str, Any] | None = None,
     replay_safe: bool = False,
     reconcile: LookUp | None = None,
     transactional: bool = False,
@@ -180,6 +192,8 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     Say at most one of: `replay_safe=True` (it may run again, same operation id), `reconcile=look_up` (the look-up says
     whether the operation happened), `transactional=True` (its effect and its completion are one transaction of the
     store). Silence means fail closed: the turn stops until somebody settles what happened.
+
+    A function with `**arguments` takes any object, unchecked; `parameters` is then the JSON Schema that the model reads.
 
     `refusals` are exceptions by which the function says that the effect was definitely refused; the model is told. Any
     other exception of a tool that is not replay safe means that its outcome is unknown, unless it proves that nothing was

@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import anyio
 import anyio.to_thread
 
+from turnkeeper.errors import StoreMissing
 from turnkeeper.log.record import (
     NOWHERE,
     Appended,
@@ -72,8 +74,9 @@ class SqliteStore:
         journal: str = "wal",
         max_bytes: int | None = None,
         clock: Callable[[], int] = wall_clock,
+        create: bool = True,
     ) -> SqliteStore:
-        """Open `path`, making it if it is not there.
+        """Open `path`, making it if it is not there and `create` is set.
 
         Args:
             busy_timeout: seconds to wait for other processes' writes before `StoreBusy`.
@@ -82,9 +85,12 @@ class SqliteStore:
             clock: the host's clock in milliseconds, for tests of clocks that jump.
 
         Raises:
+            StoreMissing: the file is not there, and `create` is not set.
             StoreForeign, StoreVersion, StoreReadOnly, StoreUnsuitable, StoreBusy, StoreCorrupt: left as it was.
         """
         where = os.fspath(path)
+        if not create and where != ":memory:" and not await anyio.Path(where).exists():
+            raise StoreMissing(where, "there is no such file")
         connect = partial(schema.connect, where, busy_timeout=busy_timeout, journal=journal, max_bytes=max_bytes)
         writing = await anyio.to_thread.run_sync(connect)
         writer = Worker(where, writing, clock, writes=True)

@@ -1,0 +1,155 @@
+"""The `turnkeeper` command: what can be asked on the command line. Commands import what they need when they run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from cyclopts import App, Parameter
+
+app = App(
+    name="turnkeeper",
+    help="Durable turns for LLM agents and chat bots: kill them anywhere, run them again, nothing happens twice.",
+    result_action="return_value",
+)
+
+StoreUrl = Annotated[str, Parameter(name="--store", env_var="TURNKEEPER_STORE", help="The store's URL.")]
+Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document.")]
+TurnId = Annotated[str, Parameter(help="The turn's id.")]
+Scope = Annotated[str, Parameter(help="`primary`, or a delegated run's id.")]
+
+_DEFAULT_STORE = "sqlite:///turnkeeper.db"
+
+
+@app.command
+async def demo(
+    *,
+    conversations: Annotated[Path | None, Parameter(help="Recorded conversations, one JSON object a line.")] = None,
+    store: Annotated[str | None, Parameter(help="The store's URL; a new SQLite file without it.")] = None,
+    kills: Annotated[int, Parameter(help="How many workers to kill.")] = 25,
+    workers: Annotated[int, Parameter(help="How many workers to run at once.")] = 2,
+    seed: Annotated[int, Parameter(help="Chooses when and where is killed.")] = 1,
+    lease: Annotated[float, Parameter(help="Seconds that a worker may be silent before another takes over.")] = 2.0,
+    json: Json = False,
+) -> int:
+    """Run conversations with workers that are killed all the time, and prove that nothing went twice or was lost.
+
+    Workers run the agent's turns and write bookings to a ledger; a supervisor kills them with SIGKILL, at random instants
+    and at named places around every durable write and effect, and starts new ones until every turn is done. The table at
+    the end comes from the ledger and the logs. The exit status is 1 if anything was done twice or lost.
+    """
+    from turnkeeper.cli.demo.command import run_demo
+
+    return await run_demo(
+        conversations=conversations,
+        store=store,
+        kills=kills,
+        workers=workers,
+        seed=seed,
+        lease_seconds=lease,
+        as_json=json,
+    )
+
+
+@app.command(name="list")
+async def list_turns(
+    *,
+    store: StoreUrl = _DEFAULT_STORE,
+    attention: Annotated[bool, Parameter(negative="", help="Only turns that need somebody.")] = False,
+    phase: Annotated[str | None, Parameter(help="Only turns in this phase, as COMPLETED.")] = None,
+    limit: Annotated[int, Parameter(help="Most turns to print; 0 for all.")] = 50,
+    json: Json = False,
+) -> int:
+    """List the turns of a store, those that need attention first."""
+    from turnkeeper.cli.looking import print_list
+
+    return await print_list(store, attention=attention, phase=phase, limit=limit, as_json=json)
+
+
+@app.command
+async def show(
+    turn: TurnId,
+    *,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+    at: Annotated[int | None, Parameter(help="As it was at this sequence number.")] = None,
+    json: Json = False,
+) -> int:
+    """Show one turn as a time line: rounds, slots, states, owners, times and sizes."""
+    from turnkeeper.cli.looking import print_turn
+
+    return await print_turn(store, turn, scope, at=at, as_json=json)
+
+
+@app.command
+async def resolve(
+    turn: TurnId,
+    round: Annotated[int, Parameter(help="The round of the call, from 0.")],  # noqa: A002  # the field's word
+    slot: Annotated[int, Parameter(help="The place of the call in its round, from 0.")],
+    outcome: Annotated[Literal["happened", "did_not_happen", "unknown"], Parameter(help="What was found out.")],
+    *,
+    who: Annotated[str, Parameter(help="Who decided.")],
+    why: Annotated[str, Parameter(help="The evidence.")],
+    result: Annotated[str | None, Parameter(help="What the model is told; needed with `happened`.")] = None,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+) -> int:
+    """Settle a tool call that may have happened, with evidence. Run the turn again afterwards."""
+    from turnkeeper.cli.looking import settle
+
+    return await settle(store, turn, scope, round, slot, outcome, who=who, why=why, result=result)
+
+
+@app.command
+async def prune(
+    *,
+    older_than: Annotated[str, Parameter(help="Age of the last change: 90s, 15m, 12h, 7d.")],
+    store: StoreUrl = _DEFAULT_STORE,
+    dry_run: Annotated[bool, Parameter(negative="", help="Change nothing, only count.")] = False,
+    json: Json = False,
+) -> int:
+    """Remove completed turns that nobody needs any more. Unfinished and doubtful ones stay."""
+    from turnkeeper.cli.housekeeping import prune_turns
+
+    return await prune_turns(store, older_than, dry_run=dry_run, as_json=json)
+
+
+@app.command
+async def doctor(
+    url: Annotated[str, Parameter(help="The store's URL.")] = _DEFAULT_STORE, *, json: Json = False
+) -> int:
+    """Tell what a store, as it is set up, promises. The exit status is 1 if a promise does not hold."""
+    from turnkeeper.cli.housekeeping import examine
+
+    return await examine(url, as_json=json)
+
+
+def main() -> None:
+    """The entry point: exit status 2 for what Turnkeeper refuses, with the reason on standard error."""
+    from turnkeeper.errors import TurnkeeperError
+
+    try:
+        status = app()
+    except TurnkeeperError as e:
+        sys.stderr.write(f"turnkeeper: {e}\n")
+        sys.exit(2)
+    except BaseExceptionGroup as e:
+        ours = e.subgroup(TurnkeeperError)
+        if ours is None:
+            raise
+        sys.stderr.write("".join(f"turnkeeper: {one}\n" for one in _leaves(ours)))
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            found += _leaves(cast("BaseExceptionGroup[BaseException]", error))
+        else:
+            found.append(error)
+    return found

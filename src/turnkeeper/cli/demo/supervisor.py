@@ -1,0 +1,298 @@
+"""The demo's supervisor: hands out conversations, kills workers, starts new ones, and settles what only a person could."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from turnkeeper.cli.demo.boundaries import pick
+from turnkeeper.cli.demo.conversations import Conversation, turns
+from turnkeeper.cli.demo.ledger import Ledger
+from turnkeeper.cli.demo.worker import Orders
+from turnkeeper.errors import TurnCheckpointConflict, TurnkeeperError
+from turnkeeper.keeper import Keeper
+from turnkeeper.turn.identity import operation_id, trace_hash
+
+_AT_ONCE: Final = 4
+"""Conversations that one worker has in hand at the same time."""
+_NEVER_COMES: Final = 3.0
+"""Seconds after which a worker that did not come to its boundary is killed wherever it is."""
+
+
+@dataclass
+class Progress:
+    """How far the demo is, for the live view."""
+
+    turns: int
+    kills_wanted: int
+    turns_done: set[str] = field(default_factory=set[str])
+    kills: int = 0
+    kills_in_a_turn: int = 0
+    kills_at: dict[str, int] = field(default_factory=dict[str, int])
+    settled_by_operator: int = 0
+    workers_started: int = 0
+
+
+class WorkerFailed(TurnkeeperError):
+    """A worker ended by itself, which it never should."""
+
+
+class Supervisor:
+    """Runs the demo to its end."""
+
+    def __init__(
+        self,
+        orders: Orders,
+        conversations: list[Conversation],
+        *,
+        workers: int,
+        kills: int,
+        seed: int,
+        show: Callable[[Progress], None],
+    ) -> None:
+        self._orders = orders
+        self._workers = workers
+        self._chance = random.Random(seed)  # noqa: S311  # repeatable on purpose
+        self._show = show
+        self._waiting = deque(conversation.id for conversation in conversations)
+        self._left = len(conversations)
+        self._turns = {
+            f"{orders.prefix}{turn.id}": turn for conversation in conversations for turn in turns(conversation)
+        }
+        self.progress = Progress(turns=len(self._turns), kills_wanted=kills)
+        self._last_turns = {
+            conversation.id: f"{orders.prefix}{turns(conversation)[-1].id}" for conversation in conversations
+        }
+        self._killing = 0
+
+    async def run(self, keeper: Keeper, ledger: Ledger) -> None:
+        """Go on until every conversation is done.
+
+        Raises:
+            WorkerFailed: a worker ended by itself; what it wrote is in the message.
+        """
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._workers):
+                group.create_task(self._keep_one_running(keeper, ledger))
+
+    async def _keep_one_running(self, keeper: Keeper, ledger: Ledger) -> None:
+        while self._left:
+            if not self._waiting and self._left:
+                await asyncio.sleep(0.02)  # the other workers have all that is left in hand
+                continue
+            await _Life(self, keeper, ledger).run()
+
+    def next_conversation(self) -> str | None:
+        """A conversation that nobody has in hand."""
+        return self._waiting.popleft() if self._waiting else None
+
+    def gave_up(self, conversation_id: str) -> None:
+        """The conversation has to be gone on with by somebody."""
+        self._waiting.append(conversation_id)
+
+    def finished(self, conversation_id: str) -> bool:
+        """Whether the conversation is at its end; else it is to be gone on with."""
+        if self._last_turns[conversation_id] in self.progress.turns_done:
+            self._left -= 1
+            return True
+        self.gave_up(conversation_id)
+        return False
+
+    def turn_done(self, turn_id: str) -> None:
+        """A turn is closed."""
+        self.progress.turns_done.add(turn_id)
+        self._show(self.progress)
+
+    def plan_kill(self) -> tuple[int, str | None, int] | None:
+        """Whether and when the next life ends: after how many turns begun, and at which boundary (None: anywhere)."""
+        progress = self.progress
+        left = progress.kills_wanted - progress.kills - self._killing
+        if left <= 0:
+            return None
+        self._killing += 1
+        to_do = progress.turns - len(progress.turns_done)
+        after = self._chance.randint(1, max(1, 2 * to_do * self._workers // (3 * max(left, 1) * self._workers)))
+        return after, pick(self._chance) if self._chance.random() < 0.6 else None, self._chance.randint(1, 2)
+
+    def killed(self, at: str, *, in_a_turn: bool) -> None:
+        """A kill was made."""
+        progress = self.progress
+        self._killing -= 1
+        progress.kills += 1
+        progress.kills_in_a_turn += in_a_turn
+        progress.kills_at[at] = progress.kills_at.get(at, 0) + 1
+        self._show(progress)
+
+    def spared(self) -> None:
+        """A planned kill was not made: the work was done before."""
+        self._killing -= 1
+
+    def command(self, stop_at: str | None, stop_count: int) -> list[str]:
+        """How a worker is started."""
+        orders = msgspec.structs.replace(self._orders, stop_at=stop_at, stop_count=stop_count)
+        return [sys.executable, "-m", "turnkeeper.cli.demo.worker", msgspec.json.encode(orders).decode()]
+
+    def random_delay(self) -> float:
+        """How long after a turn's beginning a kill anywhere comes: about as long as a turn takes."""
+        return self._chance.uniform(0.0, 0.03)
+
+    async def settle(self, turn_id: str, open_slots: list[tuple[int, int]], keeper: Keeper, ledger: Ledger) -> None:
+        """Be the operator: look into the ledger what really happened, and settle the call with that as evidence."""
+        turn = self._turns[turn_id]
+        for round_index, slot_index in open_slots:
+            operation = operation_id(trace_hash(turn_id), "primary", round_index, slot_index)
+            rows = ledger.effects(operation)
+            try:
+                if rows:
+                    await keeper.resolve_tool(
+                        turn_id,
+                        round_index,
+                        slot_index,
+                        "happened",
+                        who="demo operator",
+                        why=f"the ledger has it in row {rows[0].id}",
+                        result=turn.results[round_index, slot_index],
+                    )
+                else:
+                    await keeper.resolve_tool(
+                        turn_id, round_index, slot_index, "did_not_happen", who="demo operator", why="not in the ledger"
+                    )
+            except TurnCheckpointConflict:
+                continue  # settled meanwhile
+            self.progress.settled_by_operator += 1
+
+
+class _Life:
+    """One worker process, from its start to its end."""
+
+    def __init__(self, supervisor: Supervisor, keeper: Keeper, ledger: Ledger) -> None:
+        self._boss = supervisor
+        self._keeper = keeper
+        self._ledger = ledger
+        self._in_hand: set[str] = set()
+        self._open_turns: set[str] = set()
+        self._begun = 0
+        self._plan = supervisor.plan_kill()
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._killed_at: str | None = None
+
+    async def run(self) -> None:
+        boss = self._boss
+        stop_at, count = (self._plan[1], self._plan[2]) if self._plan else (None, 1)
+        boss.progress.workers_started += 1
+        process = self._process = await asyncio.create_subprocess_exec(
+            *boss.command(stop_at, count),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            limit=1 << 20,
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        errors = asyncio.create_task(process.stderr.read())
+        while line := await process.stdout.readline():
+            await self._heard(msgspec.json.decode(line))
+        status = await process.wait()
+        if self._kill_timer is not None:
+            self._kill_timer.cancel()
+        if self._killed_at is not None and status == -signal.SIGKILL:
+            boss.killed(self._killed_at, in_a_turn=bool(self._open_turns))
+        elif self._plan is not None:
+            boss.spared()
+        for conversation in self._in_hand:
+            boss.gave_up(conversation)
+        told = (await errors).decode(errors="replace")
+        if status not in (0, -signal.SIGKILL):
+            raise WorkerFailed(f"a worker ended with status {status}:\n{told}")
+
+    async def _heard(self, message: dict[str, Any]) -> None:
+        boss = self._boss
+        match message:
+            case {"ready": True}:
+                for _ in range(_AT_ONCE):
+                    self._hand_out()
+            case {"begin": turn_id}:
+                self._open_turns.add(turn_id)
+                if turn_id not in boss.progress.turns_done:
+                    self._begun += 1
+                self._maybe_kill()
+            case {"end": turn_id, "status": "success"}:
+                self._open_turns.discard(turn_id)
+                boss.turn_done(turn_id)
+            case {"end": turn_id, "status": "reconciliation_required", "open": open_slots}:
+                self._open_turns.discard(turn_id)
+                await boss.settle(turn_id, open_slots, self._keeper, self._ledger)
+            case {"end": turn_id, "status": status, "message": text}:
+                raise WorkerFailed(f"turn {turn_id} ended with {status}: {text}")
+            case {"done": conversation_id}:
+                self._in_hand.discard(conversation_id)
+                boss.finished(conversation_id)
+                self._hand_out()
+            case {"at": boundary}:
+                self._kill(boundary)
+            case _:
+                raise WorkerFailed(f"a worker said {message!r}")
+
+    def _hand_out(self) -> None:
+        conversation = self._boss.next_conversation()
+        if conversation is not None:
+            self._in_hand.add(conversation)
+            self._order(conversation=conversation)
+        elif not self._in_hand:
+            self._order(stop=True)
+
+    def _order(self, **order: Any) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+
+    def _maybe_kill(self) -> None:
+        if self._plan is None or self._kill_timer is not None:
+            return
+        after, boundary, _ = self._plan
+        if self._begun >= after:
+            delay = self._boss.random_delay() if boundary is None else _NEVER_COMES
+            self._kill_timer = asyncio.get_running_loop().call_later(delay, self._kill, "a random instant")
+
+    def _kill(self, at: str) -> None:
+        if self._process is not None and self._process.returncode is None and self._killed_at is None:
+            if not self._open_turns:
+                # Between two turns a kill proves nothing: wait for the next one.
+                self._kill_timer = asyncio.get_running_loop().call_later(0.002, self._kill, at)
+                return
+            self._killed_at = at
+            self._process.send_signal(signal.SIGKILL)
+
+
+async def supervise(
+    orders: Orders,
+    conversations: list[Conversation],
+    *,
+    workers: int,
+    kills: int,
+    seed: int,
+    show: Callable[[Progress], None],
+) -> tuple[Progress, float]:
+    """Run the demo to its end; how it went, and the seconds that it took."""
+    started = time.monotonic()
+    ledger = Ledger(Path(orders.ledger))
+    try:
+        async with await Keeper.open(orders.store) as keeper:
+            supervisor = Supervisor(orders, conversations, workers=workers, kills=kills, seed=seed, show=show)
+            await supervisor.run(keeper, ledger)
+    finally:
+        ledger.close()
+    return supervisor.progress, time.monotonic() - started

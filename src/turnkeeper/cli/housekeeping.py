@@ -1,0 +1,58 @@
+"""`prune` and `doctor`: keeping a store small, and knowing what it promises."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from turnkeeper.cli.output import print_json, size
+from turnkeeper.errors import InvalidInput
+from turnkeeper.keeper import Keeper, open_store
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(age: str) -> int:
+    """The seconds of an age like `15m`.
+
+    Raises:
+        InvalidInput: it is not written like that.
+    """
+    found = re.fullmatch(r"(\d+)([smhd])", age)
+    if found is None:
+        raise InvalidInput("--older-than", f"{age!r} is not an age; write 90s, 15m, 12h or 7d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool) -> int:
+    """Remove old completed turns, and say how many went and stayed."""
+    age = seconds_of(older_than)
+    async with Keeper(await open_store(url, create=False)) as keeper:
+        pruned = await keeper.prune(older_than_seconds=age, dry_run=dry_run)
+    if as_json:
+        print_json({**pruned._asdict(), "dry_run": dry_run})
+    else:
+        verb = "would be removed" if dry_run else "removed"
+        Console().print(f"{pruned.removed} turns {verb} ({size(pruned.bytes_removed)}), {pruned.kept} kept")
+    return 0
+
+
+async def examine(url: str, *, as_json: bool) -> int:
+    """Print what the store promises."""
+    async with Keeper(await open_store(url, create=False)) as keeper:
+        promises = await keeper.promises()
+    if as_json:
+        print_json([promise._asdict() for promise in promises])
+    else:
+        table = Table()
+        for heading in ("promise", "found", "", "advice"):
+            table.add_column(heading, overflow="fold")
+        for promise in promises:
+            mark, advice = ("[green]holds[/]", "") if promise.holds else ("[bold red]does not hold[/]", promise.advice)
+            table.add_row(promise.name, escape(promise.found), mark, escape(advice))
+        Console().print(table)
+    return 0 if all(promise.holds for promise in promises) else 1

@@ -1,0 +1,201 @@
+"""`list`, `show` and `resolve`: an operator's look at turns, and the way out of doubt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from turnkeeper.cli.output import moment, moment_iso, print_json, size
+from turnkeeper.cli.timeline import describe
+from turnkeeper.errors import InvalidInput
+from turnkeeper.keeper import Keeper, open_store
+from turnkeeper.log import values
+from turnkeeper.log.record import Head
+from turnkeeper.turn.history import TurnHistory
+from turnkeeper.turn.names import TurnPhase
+from turnkeeper.turn.state import Round, TurnState, final_text, thaw_messages
+
+
+async def _open(url: str) -> Keeper:
+    return Keeper(await open_store(url, create=False))
+
+
+async def print_list(url: str, *, attention: bool, phase: str | None, limit: int, as_json: bool) -> int:
+    """Print the turns of a store."""
+    try:
+        wanted = None if phase is None else TurnPhase(phase.upper())
+    except ValueError as e:
+        raise InvalidInput("--phase", f"{phase} is none of {', '.join(p.value for p in TurnPhase)}") from e
+    async with await _open(url) as keeper:
+        found = [head async for head in keeper.turns(attention=attention or None, phase=wanted)]
+    found.sort(key=lambda head: (head.attention is None, -head.updated))
+    shown = found[:limit] if limit > 0 else found
+    if as_json:
+        print_json([_head_json(head) for head in shown])
+        return 0
+    table = Table()
+    for heading in ("turn", "phase", "needs", "owner", "records", "stored", "last change"):
+        table.add_column(heading, justify="right" if heading in ("records", "stored") else "left", overflow="fold")
+    for head in shown:
+        name = head.labels.get("turn", head.key)
+        scope = head.labels.get("scope", "primary")
+        table.add_row(
+            escape(name if scope == "primary" else f"{name} ({scope})"),
+            head.phase,
+            f"[bold red]{head.attention}[/]" if head.attention else "",
+            escape(head.owner or ""),
+            str(head.tail),
+            size(head.size),
+            moment(head.updated),
+        )
+    console = Console()
+    console.print(table)
+    waiting = sum(head.attention is not None for head in found)
+    console.print(f"{len(shown)} of {len(found)} turns; {waiting} need attention")
+    return 0
+
+
+def _head_json(head: Head) -> dict[str, Any]:
+    return {
+        "turn": head.labels.get("turn"),
+        "scope": head.labels.get("scope"),
+        "key": head.key,
+        "phase": head.phase,
+        "attention": head.attention,
+        "owner": head.owner,
+        "labels": {name: label for name, label in head.labels.items() if name not in ("turn", "scope")},
+        "records": head.tail,
+        "bytes": head.size,
+        "created": moment_iso(head.created),
+        "updated": moment_iso(head.updated),
+    }
+
+
+async def print_turn(url: str, turn_id: str, scope: str, *, at: int | None, as_json: bool) -> int:
+    """Print one turn as a time line."""
+    if at is not None and at < 1:
+        raise InvalidInput("--at", "sequence numbers begin with 1")
+    async with await _open(url) as keeper:
+        history = await keeper.history(turn_id, scope, at=at)
+    if history is None:
+        raise InvalidInput("turn", f"there is no turn {turn_id!r} with scope {scope!r} in {url}")
+    if as_json:
+        print_json(_turn_json(turn_id, scope, history))
+    else:
+        _print_turn(turn_id, scope, history)
+    return 0
+
+
+def _turn_json(turn_id: str, scope: str, history: TurnHistory) -> dict[str, Any]:
+    state = history.state
+    return {
+        "turn": turn_id,
+        "scope": scope,
+        "phase": state.phase and state.phase.value,
+        "attention": state.attention,
+        "sequence": len(history.entries),
+        "tail": history.tail,
+        "model_calls": state.model_calls,
+        "rounds": [_round_json(round_) for round_ in _rounds(state)],
+        "messages": thaw_messages(state.transcript),
+        "final_text": final_text(state),
+        "sent_message_id": state.sent_message_id,
+        "records": [
+            {"seq": entry.seq, "at": moment_iso(entry.at), "bytes": entry.size, **describe(entry.record).as_json()}
+            for entry in history.entries
+        ],
+    }
+
+
+def _rounds(state: TurnState) -> list[Round]:
+    rounds: list[Round] = []
+    round_ = state.round
+    while round_ is not None:
+        rounds.append(round_)
+        round_ = round_.previous
+    return rounds[::-1]
+
+
+def _round_json(round_: Round) -> dict[str, Any]:
+    return {
+        "round": round_.index,
+        "slots": [
+            {
+                "slot": index,
+                "tool": call.tool_name,
+                "call_id": call.provider_call_id,
+                "state": slot and slot.state.value,
+                "owner": slot and slot.owner,
+                "fence": slot and slot.fence,
+                "replay_safe": slot and slot.replay_safe,
+                "late": slot and slot.late,
+                "resolution": slot and slot.resolution and slot.resolution.value,
+                "result": None if slot is None or slot.result is None else values.thaw(slot.result),
+                "evidence": None if slot is None or slot.evidence is None else values.thaw(slot.evidence),
+            }
+            for index, (call, slot) in enumerate(zip(round_.calls, round_.slots, strict=True))
+        ],
+    }
+
+
+def _print_turn(turn_id: str, scope: str, history: TurnHistory) -> None:
+    console = Console()
+    state = history.state
+    shown = len(history.entries)
+    when = "" if shown == history.tail else f", as it was at {shown} of {history.tail}"
+    console.print(f"[bold]{escape(turn_id)}[/] ({escape(scope)}){when}")
+    console.print(
+        f"phase {state.phase and state.phase.value}, round {state.current_round}, {state.model_calls} model calls"
+    )
+    if state.attention:
+        console.print(f"[bold red]needs attention: {state.attention}[/]")
+    table = Table()
+    for heading in ("seq", "time", "+ms", "bytes", "round.slot", "what", "detail"):
+        right = heading in ("seq", "+ms", "bytes")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "detail", overflow="fold")
+    before: int | None = None
+    for entry in history.entries:
+        line = describe(entry.record)
+        table.add_row(
+            str(entry.seq),
+            moment(entry.at)[11:],
+            "" if before is None else str(entry.at - before),
+            str(entry.size),
+            line.place,
+            f"[{line.style}]{line.what}[/]" if line.style else line.what,
+            escape(line.detail),
+        )
+        before = entry.at
+    console.print(table)
+    for round_ in _rounds(state):
+        for index, (call, slot) in enumerate(zip(round_.calls, round_.slots, strict=True)):
+            standing = "untouched" if slot is None else f"{slot.state.value} (fence {slot.fence})"
+            if slot is not None and slot.resolution is not None:
+                standing += f", settled: {slot.resolution.value}"
+            console.print(f"  {round_.index}.{index} {escape(call.tool_name)}: {standing}")
+
+
+async def settle(
+    url: str,
+    turn_id: str,
+    scope: str,
+    round_index: int,
+    slot_index: int,
+    outcome: str,
+    *,
+    who: str,
+    why: str,
+    result: str | None,
+) -> int:
+    """Settle a tool call that may have happened."""
+    if outcome == "happened" and result is None:
+        raise InvalidInput("--result", "is needed with `happened`: it is what the model is told")
+    async with await _open(url) as keeper:
+        await keeper.resolve_tool(
+            turn_id, round_index, slot_index, outcome, who=who, why=why, result=result, scope=scope
+        )
+    Console().print(f"settled: {outcome}. Run the turn {escape(turn_id)} again.")
+    return 0
