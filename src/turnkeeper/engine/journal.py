@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from turnkeeper.log.shell import Decision
+from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all

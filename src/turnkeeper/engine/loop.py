@@ -23,7 +23,7 @@ from turnkeeper.engine.transcript import assistant_messages, check_pairs, tool_e
 from turnkeeper.engine.wire import Message, ModelInvocationResponse, Role, TextPart, message_from, to_builtins
 from turnkeeper.errors import InvalidInput, TurnCheckpointBusy, TurnCheckpointError
 from turnkeeper.log import values
-from turnkeeper.log.shell import Decision
+from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle

@@ -8,17 +8,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from turnkeeper.errors import SchemaConflict, StoreContention, StoreUnavailable, TurnkeeperError
 from turnkeeper.log import frames
+from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import (
     NOWHERE,
     Appended,
     Behind,
-    Guard,
     GuardFailed,
     Head,
     Position,
@@ -37,19 +37,6 @@ _TRIES: Final = 1000
 """Rounds of catching up before a caller is told of contention; each one means that another writer got on."""
 
 _encoder = msgspec.msgpack.Encoder()
-
-
-class Decision(NamedTuple, Generic[R, A]):
-    """What a pure decider wants: records to append under a guard, and what to tell the caller once they are in.
-
-    Without records the answer is given only on a state that was read after the question, unless it is `final`: an answer
-    that no later record can change.
-    """
-
-    answer: A
-    records: tuple[R, ...] = ()
-    guard: Guard | None = None
-    final: bool = False
 
 
 class Rules(Protocol, Generic[S, R]):

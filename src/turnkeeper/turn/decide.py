@@ -7,8 +7,8 @@ from typing import Any
 
 from turnkeeper.errors import TurnCheckpointBusy, TurnCheckpointConflict, TurnCheckpointError
 from turnkeeper.log import values
+from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import Guard
-from turnkeeper.log.shell import Decision
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import invocation_id, trace_hash

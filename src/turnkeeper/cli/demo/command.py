@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import anyio
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -48,7 +49,7 @@ async def run_demo(
         orders = Orders(
             store=url,
             ledger=os.fspath(folder / "ledger.db"),
-            conversations=None if conversations is None else os.path.abspath(conversations),
+            conversations=None if conversations is None else str(await anyio.Path(conversations).absolute()),
             prefix=prefix,
             lease_seconds=lease_seconds,
         )

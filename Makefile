@@ -1,0 +1,31 @@
+.PHONY: setup demo test check bench soak format
+
+PYTHON := .venv/bin/python
+# Two workers are enough for two cores; the slowest files are spread by their tests.
+PYTEST := $(PYTHON) -m pytest -n 2 --dist worksteal
+
+setup:
+	@scripts/setup
+
+demo: setup
+	.venv/bin/turnkeeper demo
+
+test: setup
+	$(PYTEST) -m "not soak"
+
+check: setup
+	.venv/bin/ruff format --check src tests bench
+	.venv/bin/ruff check src tests bench
+	.venv/bin/basedpyright
+	.venv/bin/lint-imports
+	$(PYTEST) -m "not soak"
+
+format: setup
+	.venv/bin/ruff format src tests bench
+	.venv/bin/ruff check --fix src tests bench
+
+bench: setup
+	$(PYTHON) -m bench
+
+soak: setup
+	$(PYTHON) -m pytest -m soak

@@ -1,0 +1,43 @@
+"""The README's examples run as they stand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnkeeper.stores.sqlite import SqliteStore
+from turnkeeper.turn_checkpoint import TurnCheckpointSession, TurnPhase
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "README.md").read_text(), re.DOTALL)
+
+
+def test_first_example_runs(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKS[0]], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "success - You are booked on TK133.\n"
+
+
+@pytest.mark.anyio
+async def test_second_example_runs() -> None:
+    names: dict[str, Any] = {}
+    exec(BLOCKS[1], names)
+    async with await SqliteStore.open(":memory:") as store:
+        await names["by_hand"](store)
+        snapshot = await TurnCheckpointSession(store, "message-4712").load()
+    assert snapshot is not None
+    assert snapshot.phase is TurnPhase.ASSISTANT_RESERVED
+
+
+def test_import_is_light() -> None:
+    """`import turnkeeper` brings no library beside the standard one."""
+    code = "import sys, turnkeeper; print(sorted({m.split('.')[0] for m in sys.modules} & {*sys.argv[1:]}))"
+    heavy = ["msgspec", "anyio", "backports", "rich", "cyclopts", "redis", "psycopg", "asyncio", "sqlite3"]
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
