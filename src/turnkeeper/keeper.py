@@ -14,9 +14,11 @@ from turnkeeper.errors import InvalidInput, TurnCheckpointError, UnknownStoreUrl
 from turnkeeper.log import values
 from turnkeeper.log.record import Head, HeadQuery
 from turnkeeper.log.store import Promise, Store
+from turnkeeper.moving import Receipt, erase_logs
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle
 from turnkeeper.turn.history import TurnHistory, read_history
+from turnkeeper.turn.identity import trace_hash, turn_key
 from turnkeeper.turn.names import Resolution, TurnPhase
 from turnkeeper.turn.session import TurnCheckpointSession
 from turnkeeper.turn.state import KIND, find_round
@@ -223,6 +225,11 @@ class Keeper:
         if removed and not dry_run:
             await self.store.tidy()
         return Pruned(removed, kept, size)
+
+    async def erase(self, turn_id: str) -> Receipt:
+        """Erase a turn with all its scopes, and give a receipt. A person's right to be forgotten, or a test's clean-up."""
+        trace = trace_hash(values.identifier(turn_id, "turn_id"))
+        return await erase_logs(self.store, turn_key(trace, ""))
 
     async def promises(self) -> list[Promise]:
         """What the store, as it is set up, promises."""

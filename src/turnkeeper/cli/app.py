@@ -116,6 +116,32 @@ async def prune(
 
 
 @app.command
+async def erase(
+    turn: TurnId,
+    *,
+    store: StoreUrl = _DEFAULT_STORE,
+    json: Json = False,
+) -> int:
+    """Erase one turn with all its scopes, and print a receipt. It cannot be undone, and neither can its proof."""
+    from turnkeeper.cli.housekeeping import erase_turn
+
+    return await erase_turn(store, turn, as_json=json)
+
+
+@app.command
+async def copy(
+    source: Annotated[str, Parameter(help="The URL to copy from; nothing may write to it meanwhile.")],
+    target: Annotated[str, Parameter(help="The URL to copy to.")],
+    *,
+    json: Json = False,
+) -> int:
+    """Copy every log to another store, byte for byte, then verify. Run it again to go on after an interruption."""
+    from turnkeeper.cli.housekeeping import copy_store
+
+    return await copy_store(source, target, as_json=json)
+
+
+@app.command
 async def doctor(
     url: Annotated[str, Parameter(help="The store's URL.")] = _DEFAULT_STORE, *, json: Json = False
 ) -> int:

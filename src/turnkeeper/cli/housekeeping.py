@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from msgspec import to_builtins
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from turnkeeper.cli.output import print_json, size
+from turnkeeper.cli.output import moment_iso, print_json, size
 from turnkeeper.errors import InvalidInput
 from turnkeeper.keeper import Keeper, open_store
+from turnkeeper.moving import copy_logs
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -38,6 +40,37 @@ async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool
     else:
         verb = "would be removed" if dry_run else "removed"
         Console().print(f"{pruned.removed} turns {verb} ({size(pruned.bytes_removed)}), {pruned.kept} kept")
+    return 0
+
+
+async def erase_turn(url: str, turn_id: str, *, as_json: bool) -> int:
+    """Erase a turn, and print the receipt. The exit status is 1 if something is left."""
+    async with Keeper(await open_store(url, create=False)) as keeper:
+        receipt = await keeper.erase(turn_id)
+    if as_json:
+        print_json({"turn": turn_id, **to_builtins(receipt), "at": moment_iso(receipt.at)})
+    else:
+        console = Console()
+        for log in receipt.erased:
+            console.print(f"erased {escape(log.key)}: {log.records} records, {size(log.bytes)}, digest {log.digest}")
+        console.print(f"{len(receipt.erased)} logs erased, {receipt.left} left, at {moment_iso(receipt.at)}")
+    return 1 if receipt.left else 0
+
+
+async def copy_store(source_url: str, target_url: str, *, as_json: bool) -> int:
+    """Copy all logs from one store to another."""
+    async with (
+        Keeper(await open_store(source_url, create=False)) as source,
+        Keeper(await open_store(target_url)) as target,
+    ):
+        copied = await copy_logs(source.store, target.store)
+    if as_json:
+        print_json(copied)
+    else:
+        Console().print(
+            f"{copied.copied} logs copied, {copied.already_there} were there already, {copied.verified} verified: "
+            f"{copied.records} records, {size(copied.bytes)}"
+        )
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -152,7 +153,7 @@ def _print_turn(turn_id: str, scope: str, history: TurnHistory) -> None:
     )
     if state.attention:
         console.print(f"[bold red]needs attention: {state.attention}[/]")
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("seq", "time", "+ms", "bytes", "round.slot", "what", "detail"):
         right = heading in ("seq", "+ms", "bytes")
         table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "detail", overflow="fold")

@@ -45,8 +45,13 @@ def describe(record: r.AnyRecord) -> Line:
     return Line(what, place, detail, style, fields)
 
 
+def _owner(owner: str) -> str:
+    """A run's owner token without its random part, which `--json` has."""
+    return owner.rsplit(":", 1)[0]
+
+
 def _lease(record: Any) -> str:
-    return f"{record.owner}, lease {record.lease_ms / 1000:g} s"
+    return f"{_owner(record.owner)}, lease {record.lease_ms / 1000:g} s"
 
 
 def _detail(record: r.AnyRecord) -> tuple[str, str]:
@@ -69,7 +74,7 @@ def _detail(record: r.AnyRecord) -> tuple[str, str]:
         case r.ToolAmbiguous():
             return record.reason, "bold red"
         case r.ToolEvidence():
-            return f"a late result from {record.owner}, fence {record.fence}", "yellow"
+            return f"a late result from {_owner(record.owner)}, fence {record.fence}", "yellow"
         case r.ToolResolved():
             return f"{record.resolution.value}, says {record.who}: {record.why}", "magenta"
         case r.RoundCommitted():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, HeadQuery, Position, Tail
+from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, HeadQuery, Position, Record, Tail
 
 T = TypeVar("T")
 
@@ -78,6 +78,19 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Finish what was asked, and let go of every resource."""
+        ...
+
+
+@runtime_checkable
+class RestoringStore(Protocol):
+    """A store that logs can be moved to from another one."""
+
+    async def restore(self, key: str, records: Sequence[Record], *, position: Position, compacted: int, head: Head) -> bool:
+        """Put a log there as it was elsewhere: sequences, times, bodies and incarnation, in one step.
+
+        `compacted` is the last sequence that compaction had dropped. False, and nothing changed, if the key has a log.
+        The log's clock goes on from its last record, also where this store's clock is behind (LOG-3).
+        """
         ...
 
 

@@ -64,6 +64,8 @@ class SqliteStore:
         self._reader = reader
         self._journal = journal
         self._busy_timeout = busy_timeout
+        self._settled = 0
+        """Cancelled calls of the writer behind which something was read in its queue."""
 
     @classmethod
     async def open(
@@ -150,7 +152,14 @@ class SqliteStore:
 
     async def read(self, key: str, *, after: Position = NOWHERE) -> Tail:
         """See `turnkeeper.log.store.Store.read`."""
-        return await self._reader.do(lambda connection, now: _tail(connection, key, after, now))
+        cancelled = self._writer.cancelled
+        if cancelled <= self._settled:
+            return await self._reader.do(partial(_tail, key, after))
+        # A write whose caller was cancelled may be under way. Behind it in the writer's queue, this read tells for good
+        # what became of it (LOG-6); another connection might look just before the commit.
+        tail = await self._writer.do(partial(_tail, key, after))
+        self._settled = max(self._settled, cancelled)
+        return tail
 
     async def heads(self, query: HeadQuery = HeadQuery()) -> AsyncIterator[Head]:  # noqa: B008  # immutable
         """See `turnkeeper.log.store.Store.heads`."""
@@ -166,6 +175,12 @@ class SqliteStore:
     async def erase(self, key: str, *, unchanged_since: int | None = None) -> bool:
         """See `turnkeeper.log.store.Store.erase`."""
         return await self._writer.do(partial(_erase, key, unchanged_since))
+
+    async def restore(
+        self, key: str, records: Sequence[Record], *, position: Position, compacted: int, head: Head
+    ) -> bool:
+        """See `turnkeeper.log.store.RestoringStore.restore`."""
+        return await self._writer.do(partial(_restore, key, records, position, compacted, head))
 
     async def tidy(self) -> None:
         """See `turnkeeper.log.store.Store.tidy`; the file gets smaller."""
@@ -280,7 +295,7 @@ def _refusal(
     row = connection.execute("SELECT incarnation, tail, updated FROM head WHERE key = ?", (key,)).fetchone()
     tail = NOWHERE if row is None else Position(row[0], row[1])
     if tail != expected:
-        return Behind(_tail(connection, key, expected, now))
+        return Behind(_tail(key, expected, connection, now))
     time = now if row is None else max(now, row[2])
     return None if guard is None or guard.holds(time) else GuardFailed(time)
 
@@ -298,7 +313,7 @@ def _advance_clock(connection: sqlite3.Connection, milliseconds: int) -> None:
     connection.execute("UPDATE meta SET value = value + ? WHERE name = 'clock_offset_ms'", (milliseconds,))
 
 
-def _tail(connection: sqlite3.Connection, key: str, after: Position, now: int) -> Tail:
+def _tail(key: str, after: Position, connection: sqlite3.Connection, now: int) -> Tail:
     row = connection.execute(
         "SELECT id, incarnation, tail, compacted, updated FROM head WHERE key = ?", (key,)
     ).fetchone()
@@ -352,6 +367,42 @@ def _heads(query: HeadQuery, last: str, connection: sqlite3.Connection, now: int
         )
         for key, tail, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated in rows
     ]
+
+
+def _restore(
+    key: str,
+    records: Sequence[Record],
+    position: Position,
+    compacted: int,
+    head: Head,
+    connection: sqlite3.Connection,
+    now: int,
+) -> bool:
+    labels = json.dumps(head.labels)
+    row = connection.execute(
+        "INSERT INTO head (key, incarnation, tail, compacted, kind, phase, attention, owner, labels, ttl_ms, keep_until, "
+        "size, created, updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING RETURNING id",
+        (
+            key,
+            position.incarnation,
+            position.seq,
+            compacted,
+            head.kind,
+            head.phase,
+            head.attention,
+            head.owner,
+            labels,
+            head.ttl_ms,
+            head.keep_until,
+            head.size,
+            head.created,
+            head.updated,
+        ),
+    ).fetchone()
+    if row is None:
+        return False
+    connection.executemany(_RECORD, [(row[0], record.seq, record.at, record.body) for record in records])
+    return True
 
 
 def _erase(key: str, unchanged_since: int | None, connection: sqlite3.Connection, now: int) -> bool:
