@@ -6,11 +6,18 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from turnkeeper.log.store import Store
+from turnkeeper.stores.postgres import PostgresStore
 from turnkeeper.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from tests.servers.postgres import Server
+
+pytest_plugins = ["tests.servers.postgres"]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -32,9 +39,17 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["sqlite file", "sqlite memory"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteStore]:
+@pytest.fixture(params=["sqlite file", "sqlite memory", "postgres"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """Every store that a behaviour has to be the same on."""
-    path = tmp_path / "turns.db" if request.param == "sqlite file" else ":memory:"
-    async with await SqliteStore.open(path) as opened:
+    if request.param == "postgres":
+        server: Server = request.getfixturevalue("postgres")
+        url = server.url(request.getfixturevalue("postgres_database"))
+        opened: Store = await PostgresStore.open(url)
+    else:
+        path = tmp_path / "turns.db" if request.param == "sqlite file" else ":memory:"
+        opened = await SqliteStore.open(path)
+    try:
         yield opened
+    finally:
+        await opened.close()

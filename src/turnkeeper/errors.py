@@ -85,7 +85,7 @@ class StoreError(TurnkeeperError):
 
 
 class StoreBusy(StoreError):
-    """Another process held the store for longer than the busy timeout. Nothing was changed; try again."""
+    """The store was held by others for longer than the caller's patience. Nothing was changed; try again."""
 
 
 class StoreFull(StoreError):
@@ -114,6 +114,20 @@ class StoreVersion(StoreError):
         self.known = known
 
 
+class StoreOutdated(StoreError):
+    """The store was written by an older version of Turnkeeper, and was left untouched; run `turnkeeper migrate`.
+
+    Attributes:
+        found: the version of the store.
+        known: the version that this process works with.
+    """
+
+    def __init__(self, where: str, found: int, known: int) -> None:
+        super().__init__(where, f"has schema version {found}, this process needs {known}: run `turnkeeper migrate` on it")
+        self.found = found
+        self.known = known
+
+
 class StoreMissing(StoreError):
     """There is no store at that place, and the caller did not want one to be made."""
 
@@ -126,10 +140,28 @@ class StoreCorrupt(StoreError):
     """The store's file is damaged. It was left untouched: keep it, and restore from a copy."""
 
 
+class StoreDenied(StoreError):
+    """The store does not let this user in, or does not let it do this; check its name, password and rights."""
+
+
+class StoreRolledBack(StoreError):
+    """A log is shorter than what the store had confirmed: a failover or a restored copy has lost appends.
+
+    Whoever knew the longer log must not go on from it; a new reader gets the log as it is now.
+    """
+
+
 class StoreUnavailable(StoreError):
-    """The store could not be reached, or failed while it worked; whether it was applied is not known."""
+    """The store could not be reached, or failed while it worked.
+
+    `applied` is None, as whether it was applied is not known, unless the store surely never got it.
+    """
 
     applied = None
+
+    def __init__(self, where: str, reason: str, *, applied: bool | None = None) -> None:
+        super().__init__(where, reason)
+        self.applied = applied
 
 
 class StoreClosed(StoreError):

@@ -35,19 +35,23 @@ class Pruned(NamedTuple):
 
 
 async def open_store(url: str, *, create: bool = True) -> Store:
-    """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite:///:memory:`, or a file's path.
+    """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite:///:memory:`, or a file's path;
+    `postgresql://USER@HOST/DATABASE`.
 
     With `create` False, a store that is not there is an error.
 
-    Options of SQLite: `?busy_timeout=SECONDS`, `?journal=delete`, `?max_bytes=N`.
+    Options of SQLite: `?busy_timeout=SECONDS`, `?journal=delete`, `?max_bytes=N`; of PostgreSQL: `?schema=NAME`,
+    `?pool_size=N`, `?busy_timeout=SECONDS`, `?pooler=1`, and libpq's.
 
     Raises:
         UnknownStoreUrl: the scheme or an option is not known.
         StoreError: the store cannot be used; says why.
     """
+    if url.startswith(("postgresql:", "postgres:")):
+        return await _open_postgres(url, create=create)
     parts = urlsplit(url)
     if parts.scheme not in ("", "sqlite"):
-        raise UnknownStoreUrl(f"{parts.scheme}: is not a store that is known here; known: sqlite:///PATH")
+        raise UnknownStoreUrl(f"{parts.scheme}: is not a store that is known here; known: sqlite:///PATH, postgresql://HOST/DB")
     from turnkeeper.stores.sqlite import SqliteStore
 
     if not parts.scheme:
@@ -65,6 +69,14 @@ async def open_store(url: str, *, create: bool = True) -> Store:
     if options.get("journal", "wal") not in ("wal", "delete"):
         raise UnknownStoreUrl(f"journal={options['journal']}: wal or delete")
     return await SqliteStore.open(path, create=create, **options)
+
+
+async def _open_postgres(url: str, *, create: bool) -> Store:
+    try:
+        from turnkeeper.stores.postgres import PostgresStore
+    except ImportError as e:  # of psycopg, or by psycopg of the system's libpq
+        raise UnknownStoreUrl(f"postgresql: needs psycopg ({e}); pip install 'turnkeeper[postgres]'") from e
+    return await PostgresStore.open(url, create=create)
 
 
 class Keeper:

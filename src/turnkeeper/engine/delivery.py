@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import anyio
 
 from turnkeeper.engine.journal import Journal
-from turnkeeper.engine.outcomes import DidNotHappen, Happened, classify
+from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, classify
 from turnkeeper.engine.ports import Reply, ReplyPort
+from turnkeeper.errors import TurnCheckpointError
 from turnkeeper.turn import commands as c
+from turnkeeper.turn.decide import disputes
 from turnkeeper.turn.identity import reply_key
-from turnkeeper.turn.state import TurnState, final_text
+from turnkeeper.turn.state import Delivery, TurnState, final_text
 
 log = logging.getLogger(__name__)
 
@@ -39,75 +43,112 @@ def key_of(journal: Journal) -> str:
     return reply_key(journal.turn.trace_hash, journal.turn.scope)
 
 
-async def deliver(journal: Journal, port: ReplyPort) -> None:
+async def deliver(journal: Journal, leases: LeaseKeeper, port: ReplyPort) -> None:
     """Bring the reserved reply out. At the end the turn is DELIVERED and COMPLETED.
 
     Raises:
         DeliveryStopped: it was refused, could not be sent, or may have been sent.
         TurnCheckpointBusy: another worker is sending it.
+        TurnCheckpointConflict: another worker has taken it over meanwhile.
     """
-    state = journal.state
-    assert state.delivery is not None
-    if state.delivery.unknown:
+    delivery = _delivery(journal.state)
+    if delivery.unknown and port.find is None:
         raise DeliveryStopped("reply_outcome_unknown", "the reply may have been sent; settle it first", unknown=True)
-    if state.delivery.owner != journal.owner or state.delivery.not_sent:
-        crashed = not state.delivery.not_sent
-        await _take_over(journal, port, may_be_out=crashed)
-        if journal.state.sent_message_id is not None:
-            return
-    await _send(journal, port)
+    if delivery.unknown or delivery.not_sent or delivery.owner != journal.owner:
+        await _take_over(journal, port)
+    if journal.state.sent_message_id is None:
+        await _send(journal, leases, port)
+
+
+def _delivery(state: TurnState) -> Delivery:
+    assert state.delivery is not None
+    return state.delivery
 
 
 def _reply(state: TurnState, trace_id: str) -> Reply:
     text = final_text(state)
-    assert state.delivery is not None
     assert text is not None
-    return Reply(state.delivery.key, text, trace_id)
+    return Reply(_delivery(state).key, text, trace_id)
 
 
-async def _take_over(journal: Journal, port: ReplyPort, *, may_be_out: bool) -> None:
+async def _take_over(journal: Journal, port: ReplyPort) -> None:
     """Become the sender of a reply that somebody else reserved. A send of his that may be out is looked up first."""
-    if may_be_out and not port.keyed:
-        # Also waits for his lease to end: while he lives, he may be sending.
-        await journal.ask(c.ClaimDelivery(journal.owner, journal.lease_ms))
-        await _find_out(journal, port, "its sender stopped in the middle of the send")
-        if journal.state.sent_message_id is not None:
-            return
-    await journal.ask(c.ClaimDelivery(journal.owner, journal.lease_ms))
+    delivery = _delivery(journal.state)
+    # Also waits for his lease to end: while he lives, he may be sending.
+    await journal.ask(_claim(journal))
+    if delivery.unknown or not (delivery.not_sent or port.keyed):
+        surely_not = await _find_out(journal, port, "its sender stopped in the middle of the send")
+        if surely_not is not None:
+            settle = [c.ResolveDelivery(None, journal.owner, surely_not.evidence)] if delivery.unknown else []
+            await journal.ask(*settle, _claim(journal), while_true=_ours(journal))
 
 
-async def _find_out(journal: Journal, port: ReplyPort, reason: str) -> None:
-    """Look an unknown send up. Returns where it was found (and recorded), or surely did not happen."""
-    found = await port.find(_reply(journal.state, journal.turn.trace_id)) if port.find is not None else None
+def _claim(journal: Journal) -> c.ClaimDelivery:
+    return c.ClaimDelivery(journal.owner, journal.lease_ms)
+
+
+def _ours(journal: Journal) -> Callable[[TurnState], bool]:
+    """Nobody has taken the reply over since, so nobody else can have sent it."""
+    return lambda state: state.delivery is not None and state.delivery.owner == journal.owner
+
+
+async def _find_out(journal: Journal, port: ReplyPort, reason: str) -> DidNotHappen | None:
+    """Look an unknown send up. None where it was found, and is recorded."""
+    found: LookedUp | None = None
+    if port.find is not None:
+        try:
+            found = await port.find(_reply(journal.state, journal.turn.trace_id))
+        except Exception:
+            log.exception("looking for the reply of turn %s failed", journal.turn.trace_id)
+    if isinstance(found, DidNotHappen):
+        return found
     if isinstance(found, Happened):
         await _record(journal, str(found.result))
-    elif not isinstance(found, DidNotHappen):
-        await journal.ask(c.DoubtDelivery(journal.owner, reason))
-        raise DeliveryStopped("reply_outcome_unknown", f"the reply may have been sent: {reason}", unknown=True)
+        return None
+    await journal.ask(c.DoubtDelivery(journal.owner, reason))
+    raise DeliveryStopped("reply_outcome_unknown", f"the reply may have been sent: {reason}", unknown=True)
 
 
 async def _record(journal: Journal, message_id: str) -> None:
-    assert journal.state.delivery is not None
-    await journal.ask(c.MarkDelivered(journal.state.delivery.key, message_id), c.MarkCompleted())
+    delivered = c.MarkDelivered(_delivery(journal.state).key, message_id)
+    await journal.ask(delivered, c.MarkCompleted())
+    if journal.state.sent_message_id != message_id:
+        log.error("the reply of turn %s may have been sent twice", journal.turn.trace_id)
+        await journal.turn.put(lambda state, _: disputes(state, delivered))  # both ids are kept (T2 `mark_delivered`)
 
 
-async def _send(journal: Journal, port: ReplyPort) -> None:
+async def _send_once(journal: Journal, leases: LeaseKeeper, port: ReplyPort, reply: Reply) -> str:
+    async def renew() -> bool:
+        try:
+            await journal.ask(_claim(journal), while_true=_ours(journal))
+        except TurnCheckpointError:
+            return False
+        return True
+
+    def lost() -> None:
+        """A send cannot be called back. Whoever took it over looks it up, or sends it under the same key."""
+
+    with leases.holding(f"turn {reply.turn_id!r} reply", renew, lost):
+        return await port.send(reply)
+
+
+async def _send(journal: Journal, leases: LeaseKeeper, port: ReplyPort) -> None:
     reply = _reply(journal.state, journal.turn.trace_id)
     pause = _PAUSE
     for attempt in range(1, _TRIES + 1):
         try:
-            message_id = await port.send(reply)
+            message_id = await _send_once(journal, leases, port, reply)
         except Exception as e:
             kind = classify(e)
             reason = f"{type(e).__name__}: {e}"
+            if kind == "unknown" and not port.keyed:
+                if await _find_out(journal, port, reason) is None:
+                    return
+                kind = "not sent"
             if kind == "refused":
                 await journal.ask(c.ResolveDelivery(None, journal.owner, f"refused: {reason}"))
                 raise DeliveryStopped("reply_refused", reason, unknown=False) from e
-            if kind == "unknown" and not port.keyed:
-                await _find_out(journal, port, reason)
-                if journal.state.sent_message_id is not None:
-                    return
-            elif attempt == _TRIES and kind == "not sent":
+            if attempt == _TRIES and kind == "not sent":
                 await journal.ask(c.ResolveDelivery(None, journal.owner, f"not sent: {reason}"))
                 raise DeliveryStopped("reply_not_sent", reason, unknown=False) from e
             if attempt == _TRIES:
@@ -116,7 +157,7 @@ async def _send(journal: Journal, port: ReplyPort) -> None:
             log.warning("the reply of turn %s was not sent, will try again: %s", reply.turn_id, reason)
             await anyio.sleep(pause)
             pause *= 2
-            await journal.ask(c.ClaimDelivery(journal.owner, journal.lease_ms))
+            await journal.ask(_claim(journal), while_true=_ours(journal))
         else:
             await _record(journal, message_id)
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import anyio
 
+from turnkeeper.errors import TurnCheckpointConflict
 from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
@@ -14,9 +15,25 @@ from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle, milliseconds
 from turnkeeper.turn.names import ToolCallAction
 from turnkeeper.turn.slots import SlotAnswer
-from turnkeeper.turn.state import TurnState
+from turnkeeper.turn.state import TurnState, find_round
 
 T = TypeVar("T")
+
+
+def _check_decisions(state: TurnState, commands: Sequence[c.Command]) -> None:
+    """Check that a model decision among `commands` is the canonical one of its round, or becomes it (T2: first writer wins).
+
+    What stands behind it in the sequence was made of it, and must not be mixed into another's round.
+
+    Raises:
+        TurnCheckpointConflict: another decision was reserved first.
+    """
+    for command in commands:
+        if isinstance(command, c.ReserveAssistant):
+            round_ = find_round(state, command.round_index)
+            if round_ is not None and round_.response != command.response:
+                where = f"turn {state.trace_id!r} round {command.round_index}"
+                raise TurnCheckpointConflict(f"{where}: another worker's decision was reserved first, and is used")
 
 
 class Journal:
@@ -44,21 +61,34 @@ class Journal:
         """Write `commands` with the next `ask`: nothing that cannot be undone happens before that."""
         self._deferred += commands
 
-    async def ask(self, *commands: c.Command) -> list[SlotAnswer | None]:
+    async def ask(
+        self, *commands: c.Command, while_true: Callable[[TurnState], bool] | None = None
+    ) -> list[SlotAnswer | None]:
         """Write what was deferred and `commands`, in one append; the answers to `commands`.
 
         An answer is None also where the sequence stopped before it. A caller that is cancelled is told so only behind
         the write: a finished effect's result is never lost to a cancellation.
+
+        Raises:
+            TurnCheckpointConflict: `while_true` does not hold of the state that would be written to: what the caller
+                found out meanwhile is out of date.
         """
-        async with self._lock:
-            deferred, self._deferred = self._deferred, []
-            own: list[SlotAnswer | None] = []
-            try:
-                with anyio.CancelScope(shield=True):
-                    own += (await self.turn.ask(*deferred, *commands))[len(deferred) :]
-            except BaseException:
-                self._deferred = deferred + self._deferred
-                raise
+        own: list[SlotAnswer | None] = []
+        with anyio.CancelScope(shield=True):  # also around the lock: siblings that are cancelled have results to write
+            async with self._lock:
+                deferred, self._deferred = self._deferred, []
+
+                def decide(state: TurnState, now: int) -> Decision[r.AnyRecord, tuple[SlotAnswer | None, ...]]:
+                    _check_decisions(state, deferred)
+                    if while_true is not None and not while_true(state):
+                        raise TurnCheckpointConflict(f"turn {state.trace_id!r} was changed by another worker meanwhile")
+                    return decide_all(state, [*deferred, *commands], now)
+
+                try:
+                    own += (await self.turn.put(decide))[len(deferred) :]
+                except BaseException:
+                    self._deferred = deferred + self._deferred
+                    raise
         return own + [None] * (len(commands) - len(own))
 
     async def flush(self) -> None:
@@ -80,35 +110,41 @@ class Journal:
 
         Gives the effect's result; or, where it did not run, the answer that stood in its way.
         """
-        async with self._lock:
-            deferred, self._deferred = self._deferred, []
-            planned: list[r.AnyRecord] = []
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                return await self._ask_with(claim, complete, effect, frame)
 
-            def decide(state: TurnState, now: int) -> Decision[r.AnyRecord, tuple[SlotAnswer | None, ...]]:
-                decision = decide_all(state, [*deferred, claim, complete], now)
-                planned[:] = decision.records
-                last = decision.answer[-1]
-                if last is None or last.action is not ToolCallAction.COMPLETED:
-                    return Decision(decision.answer)
-                return decision
+    async def _ask_with(
+        self, claim: c.ClaimTool, complete: c.CompleteTool, effect: Callable[[Any], T], frame: Callable[[T], bytes]
+    ) -> T | SlotAnswer | None:
+        deferred, self._deferred = self._deferred, []
+        planned: list[r.AnyRecord] = []
 
-            def records(result: T) -> list[r.AnyRecord]:
-                done = r.ToolCompleted(complete.round_index, complete.slot_index, frame(result))
-                return [*planned[:-1], done]
+        def decide(state: TurnState, now: int) -> Decision[r.AnyRecord, tuple[SlotAnswer | None, ...]]:
+            _check_decisions(state, deferred)
+            decision = decide_all(state, [*deferred, claim, complete], now)
+            planned[:] = decision.records
+            last = decision.answer[-1]
+            if last is None or last.action is not ToolCallAction.COMPLETED:
+                return Decision(decision.answer)
+            return decision
 
-            last: SlotAnswer | None = None
-            result: T | None = None
-            try:
-                with anyio.CancelScope(shield=True):
-                    answers, result = await self.turn.log.ask_with(decide, effect, records)
-                    last = answers[-1]
-            except BaseException:
-                self._deferred = deferred + self._deferred
-                raise
-            if last is not None and last.action is ToolCallAction.COMPLETED:
-                return result
+        def records(result: T) -> list[r.AnyRecord]:
+            done = r.ToolCompleted(complete.round_index, complete.slot_index, frame(result))
+            return [*planned[:-1], done]
+
+        last: SlotAnswer | None = None
+        result: T | None = None
+        try:
+            answers, result = await self.turn.log.ask_with(decide, effect, records)
+            last = answers[-1]
+        except BaseException:
             self._deferred = deferred + self._deferred
-            return last
+            raise
+        if last is not None and last.action is ToolCallAction.COMPLETED:
+            return result
+        self._deferred = deferred + self._deferred
+        return last
 
     # --- commands in this run's name -------------------------------------------------------------------------
 

@@ -45,7 +45,9 @@ class LeaseKeeper:
         try:
             yield
         finally:
-            self._held.discard(held)
+            if held in self._held:
+                self._held.discard(held)
+                self._tell_if_late(held)  # whoever blocked the event loop until now kept the renewals from telling
 
     async def run(self) -> None:
         """Renew until cancelled."""
@@ -56,11 +58,14 @@ class LeaseKeeper:
                 if time.monotonic() - held.since >= self._lease / 3 and held in self._held:
                     await self._renew(held)
 
-    async def _renew(self, held: _Held) -> None:
+    def _tell_if_late(self, held: _Held) -> None:
         waited = time.monotonic() - held.since
         if waited > self._lease / 2:
             late = waited - self._lease / 3
             log.warning("renewing the lease of %s is late by %.1f s (lease %.1f s)", held.what, late, self._lease)
+
+    async def _renew(self, held: _Held) -> None:
+        self._tell_if_late(held)
         # Counted from before the write: the store stamps it later than this, so we never think that we own longer.
         sent = time.monotonic()
         try:

@@ -20,7 +20,15 @@ from turnkeeper.engine.outcomes import OutcomeUnknown
 from turnkeeper.engine.ports import Agent, ModelRequest, ReplyPort
 from turnkeeper.engine.rounds import Moved, Stopped, ToolRound
 from turnkeeper.engine.transcript import assistant_messages, check_pairs, tool_exchange
-from turnkeeper.engine.wire import Message, ModelInvocationResponse, Role, TextPart, message_from, to_builtins
+from turnkeeper.engine.wire import (
+    Message,
+    ModelInvocationResponse,
+    Role,
+    TextPart,
+    chat_form,
+    message_from,
+    to_builtins,
+)
 from turnkeeper.errors import InvalidInput, TurnCheckpointBusy, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
@@ -105,21 +113,26 @@ class TurnRun:
             TurnCheckpointBusy: another worker is at it, and `wait` is not set.
             StoreError: the store failed; nothing is lost, run the turn again.
         """
-        ended: TurnResult | Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._leases.run)
+        ended: list[TurnResult | Exception] = []
+
+        async def to_the_end() -> None:
             try:
-                ended = await self._run(start, wait=wait)
+                ended.append(await self._run(start, wait=wait))
             except Exception as e:
-                ended = e
+                ended.append(e)
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._flush_quietly()
                 tasks.cancel_scope.cancel()
-        if isinstance(ended, Exception):
-            raise ended
-        assert ended is not None
-        return ended
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._leases.run)
+            # In a task of its own: a cancellation of the caller's task then comes by way of the group, and shields hold.
+            tasks.start_soon(to_the_end)
+        (result,) = ended
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     async def _flush_quietly(self) -> None:
         """A finished effect's result is written also where the run ends in an error or a cancellation."""
@@ -167,7 +180,7 @@ class TurnRun:
         def decide(state: TurnState, now: int) -> Decision[Any, Any]:
             return decide_all(state, [start] if state.phase is not None else [start, first], now)
 
-        await self._turn.log.ask(decide)
+        await self._turn.put(decide)
         if self._turn.state.phase is not TurnPhase.STARTED:
             # What is known may come from this process's cache; others may have gone on.
             await self._turn.read()
@@ -193,7 +206,7 @@ class TurnRun:
             case TurnPhase.FINAL_MODEL_SAVED:
                 await self._close(final_model(state))
             case TurnPhase.DELIVERY_RESERVED if self._reply is not None:
-                await deliver(self._journal, self._reply)
+                await deliver(self._journal, self._leases, self._reply)
             case TurnPhase.DELIVERY_RESERVED:
                 raise _Failed(
                     "no_reply_channel", "a reply is reserved, and this run was given no channel to send it on"
@@ -402,7 +415,8 @@ async def run_turn(
         values.freeze(builtins, "messages"),
         values.freeze([tool.name for tool in agent.tools], "tool_names"),
         values.freeze(runtime, "runtime"),
-        input_fingerprint(builtins, runtime),
+        # Of the chat form, so that a turn that was started by hand with the same message is the same turn.
+        input_fingerprint([chat_form(message) for message in canonical], runtime),
         proof_deadline_ms,
         labels or {},
     )

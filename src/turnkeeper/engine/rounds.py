@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from turnkeeper.engine.arguments import InvalidArguments, parse_arguments
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
-from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, classify
+from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, OutcomeUnknown, classify
 from turnkeeper.engine.ports import Agent
-from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_result
+from turnkeeper.engine.stored import UNKNOWN_TEXT, result_frame, stored_result
 from turnkeeper.engine.tools import Policy, Tool, ToolContext
 from turnkeeper.engine.transcript import request_ids
 from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolResult, Outcome, to_builtins
 from turnkeeper.errors import InvalidInput, OwnershipLost, TurnCheckpointBusy, ValueTooLarge
-from turnkeeper.log import values
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.identity import ToolCall, tool_calls
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState
 from turnkeeper.turn.slots import SlotAnswer
-from turnkeeper.turn.state import Slot
+from turnkeeper.turn.state import Slot, TurnState, find_slot
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,12 @@ class ToolRound:
             if slot is None:
                 continue
             if slot.state is ToolCallState.EXECUTING and not slot.replay_safe:
-                await self._claim(call)  # turns ambiguous where its owner's lease is over
+                answer = await self._claim(call)  # turns ambiguous where its owner's lease is over
+                if answer.action is ToolCallAction.BEGUN:
+                    # Its owner gave it back just now. It is ours, and nothing runs: taken again when its turn comes.
+                    call.fence = answer.fence
+                    await self._journal.ask(self._abandon(call))
+                    raise Moved
                 slot = self._slot(call)
                 if slot.state is ToolCallState.EXECUTING:
                     raise Moved
@@ -162,29 +168,41 @@ class ToolRound:
         tool = call.tool
         found: Any = None
         if tool is not None and tool.look_up is not None:
-            found = await tool.look_up(self._context(call, slot.fence))
+            try:
+                found = await tool.look_up(self._context(call, slot.fence))
+            except Exception:
+                # A look-up that fails has not told anything; the question stays open.
+                log.exception("the look-up of %s failed in turn %s", tool.name, self._journal.turn.trace_id)
+                return False
         name = f"look-up of {call.call.tool_name}"
         if isinstance(found, Happened):
             result = call.result(Outcome.SUCCESS, found.result)
-            await self._resolve(call, Resolution.HAPPENED, name, found.evidence, result)
+            await self._resolve(call, slot, Resolution.HAPPENED, name, found.evidence, result)
         elif isinstance(found, DidNotHappen):
-            await self._resolve(call, Resolution.DID_NOT_HAPPEN, name, found.evidence, None)
+            await self._resolve(call, slot, Resolution.DID_NOT_HAPPEN, name, found.evidence, None)
             if slot.fence >= _MOST_OWNERS:
                 call.refusal = call.failed("tool_error", f"It was tried {slot.fence} times and did not happen.")
                 self._slots = [*self._slots[: call.slot_index], slot, *self._slots[call.slot_index + 1 :]]
         elif self._agent.on_ambiguous == "report":
             result = call.result(Outcome.INDETERMINATE, UNKNOWN_TEXT, "effect_outcome_unknown")
-            await self._resolve(call, Resolution.UNKNOWN, "agent", "on_ambiguous='report'", result)
+            await self._resolve(call, slot, Resolution.UNKNOWN, "agent", "on_ambiguous='report'", result)
         else:
             return False
         return True
 
     async def _resolve(
-        self, call: _Call, resolution: Resolution, who: str, why: str, result: ModelToolResult | None
+        self, call: _Call, slot: Slot, resolution: Resolution, who: str, why: str, result: ModelToolResult | None
     ) -> None:
-        frame = None if result is None else self._freeze(call, result)
-        await self._journal.ask(c.ResolveTool(self._round, call.slot_index, resolution, who, why, frame))
-        self._results[call.slot_index] = result
+        kept, frame = (None, None) if result is None else self._kept(call, result)
+        settle = c.ResolveTool(self._round, call.slot_index, resolution, who, why, frame)
+
+        def same_owner(state: TurnState) -> bool:
+            # While we looked, somebody else may have settled it and run it again: what was found was not about that run.
+            now = find_slot(state, self._round, call.slot_index)
+            return now is not None and now.fence == slot.fence
+
+        await self._journal.ask(settle, while_true=same_owner)
+        self._results[call.slot_index] = kept
 
     # --- running ---------------------------------------------------------------------------------------------
 
@@ -208,30 +226,33 @@ class ToolRound:
             return [self._claim_command(call)]
         slot = self._slots[call.slot_index]
         fence = 1 if slot is None else slot.fence + 1
+        call.refusal, frame = self._kept(call, call.refusal)
         # Nothing runs, so an ambiguous call of an earlier round is not repeated by it.
-        return [self._claim_command(call, repeat=True), self._complete(call, fence, call.refusal)]
+        return [self._claim_command(call, repeat=True), self._complete(call, fence, frame)]
 
-    def _complete(self, call: _Call, fence: int, result: ModelToolResult) -> c.CompleteTool:
-        return c.CompleteTool(self._round, call.slot_index, self._journal.owner, fence, self._freeze(call, result))
+    def _complete(self, call: _Call, fence: int, frame: bytes) -> c.CompleteTool:
+        return c.CompleteTool(self._round, call.slot_index, self._journal.owner, fence, frame)
 
-    def _freeze(self, call: _Call, result: ModelToolResult) -> bytes:
+    def _kept(self, call: _Call, result: ModelToolResult) -> tuple[ModelToolResult, bytes]:
+        """The result as it is kept, and its frame. It is what the model is shown, in this run as behind any restart."""
         where = f"result of {call.call.tool_name} (round {self._round} slot {call.slot_index})"
         try:
-            return values.freeze(to_builtins(result), where)
-        except (InvalidInput, TypeError) as e:
+            frame = result_frame(result, where)
+        except InvalidInput as e:
             # The effect has happened: its slot gets a stand-in, and the model is told why (field cases 11, 25).
             kind = "result_too_large" if isinstance(e, ValueTooLarge) else "result_not_storable"
             log.warning("turn %s: %s", self._journal.turn.trace_id, e)
             stand_in = call.result(result.outcome, f"The call was made, but its result cannot be kept: {e}", kind)
-            self._results[call.slot_index] = stand_in
-            return values.freeze(to_builtins(stand_in), where)
+            frame = result_frame(stand_in, where)
+        return stored_result(frame, call.request_id, call.call.tool_name), frame
 
     async def _claim(self, call: _Call) -> SlotAnswer:
         (answer,) = await self._journal.ask(self._claim_command(call))
         return self._checked(call, answer)
 
-    def _checked(self, call: _Call, answer: SlotAnswer | None) -> SlotAnswer:
-        """The answer to a claim, where this run can go on from it."""
+    def _checked(self, call: _Call, *answers: SlotAnswer | None) -> SlotAnswer:
+        """The last answer to the commands of a slot, where this run can go on from it."""
+        answer = next((answer for answer in reversed(answers) if answer is not None), None)
         if answer is None:
             raise Moved
         if answer.action is ToolCallAction.BUSY:
@@ -244,23 +265,21 @@ class ToolRound:
     async def _run_together(self, calls: list[_Call]) -> None:
         transactional = [call for call in calls if call.tool is not None and call.tool.policy is Policy.TRANSACTIONAL]
         together = [call for call in calls if call not in transactional]
-        commands = [self._own_commands(call) for call in together]
-        answers = iter(await self._journal.ask(*(command for own in commands for command in own)))
-        begun: list[_Call] = []
-        problem: BaseException | None = None
-        for call, own in zip(together, commands, strict=True):
-            answer = [next(answers) for _ in own][-1]
-            try:
-                self._begun(call, self._checked(call, answer))
-                begun += [call] if call.fence else []
-            except (Moved, Stopped, TurnCheckpointBusy) as e:
-                # Commands behind the refused one were not put; what was begun before it runs all the same.
-                problem = problem or e
-        await self._abandon_if_cancelled(begun)
+        begun, problem = await self._begin_together(together) if together else ([], None)
         self._running = len(begun)
+        problems: list[Exception] = []
+
+        async def run(call: _Call) -> None:
+            # What goes wrong with one call must neither cancel its siblings nor come out wrapped in a group.
+            try:
+                await self._run_begun(call)
+            except Exception as e:
+                problems.append(e)
+
         async with anyio.create_task_group() as tasks:
             for call in begun:
-                tasks.start_soon(self._run_begun, call)
+                tasks.start_soon(run, call)
+        problem = next((e for e in problems if not isinstance(e, Moved)), problem or next(iter(problems), None))
         for call in together:
             if call not in begun and call.refusal is not None and self._results[call.slot_index] is None:
                 await self._run_one(call)  # refused now: an equal call is in doubt
@@ -271,14 +290,27 @@ class ToolRound:
             raise problem
         await self._stop_if_in_doubt(begun)
 
+    async def _begin_together(self, calls: list[_Call]) -> tuple[list[_Call], Exception | None]:
+        """Take all slots in one append: those whose effects may run now, and what stands in the way of the others."""
+        commands = [self._own_commands(call) for call in calls]
+        answers = iter(await self._journal.ask(*(command for own in commands for command in own)))
+        begun: list[_Call] = []
+        problem: Exception | None = None
+        for call, own in zip(calls, commands, strict=True):
+            try:
+                self._begun(call, self._checked(call, *[next(answers) for _ in own]))
+                begun += [call] if call.fence else []
+            except (Moved, Stopped, TurnCheckpointBusy) as e:
+                # Commands behind the refused one were not put; what was begun before it runs all the same.
+                problem = problem or e
+        return begun, problem
+
     async def _run_one(self, call: _Call) -> None:
         if call.tool is not None and call.refusal is None and call.tool.policy is Policy.TRANSACTIONAL:
             await self._run_transactional(call)
             return
-        answer = (await self._journal.ask(*self._own_commands(call)))[-1]
-        self._begun(call, self._checked(call, answer))
+        self._begun(call, self._checked(call, *await self._journal.ask(*self._own_commands(call))))
         if call.fence:
-            await self._abandon_if_cancelled([call])
             self._running = 1
             await self._run_begun(call)
             await self._stop_if_in_doubt([call])
@@ -296,15 +328,6 @@ class ToolRound:
             call.refusal = call.failed("effect_outcome_unknown", text)
         else:
             raise Stopped([call.slot_index])
-
-    async def _abandon_if_cancelled(self, calls: list[_Call]) -> None:
-        """Where the run was cancelled while it crossed the barrier: nothing ran, so the slots are given back."""
-        try:
-            await anyio.lowlevel.checkpoint_if_cancelled()
-        except BaseException:
-            for call in calls:
-                await self._journal.ask(self._abandon(call))
-            raise
 
     def _abandon(self, call: _Call) -> c.AbandonTool:
         return c.AbandonTool(self._round, call.slot_index, self._journal.owner, call.fence)
@@ -332,24 +355,31 @@ class ToolRound:
                 result = call.failed("not_sent" if kind == "not sent" else "tool_error", text)
                 break
             log.warning("%s in turn %s failed, will try again: %r", tool.name, self._journal.turn.trace_id, error)
+            # Given back first: nothing is under way while we wait, and whoever dies now leaves no doubt.
+            await self._journal.ask(self._abandon(call))
             await anyio.sleep(pause)
             pause *= 2
-            answers = await self._journal.ask(self._abandon(call), self._claim_command(call))
-            self._begun(call, self._checked(call, answers[-1]))
+            self._begun(call, await self._claim(call))
         self._running -= 1
         if result is None:
             return  # lost: whoever owns the slot now goes on with it
-        self._results[call.slot_index] = result
-        completion = self._complete(call, call.fence, result)
+        self._results[call.slot_index], frame = self._kept(call, result)
+        # Deferred in any case: where the store fails, it is written with whatever is written next.
+        self._journal.defer(self._complete(call, call.fence, frame))
         if self._running:
-            await self._journal.ask(completion)
-        else:
-            self._journal.defer(completion)
+            await self._journal.flush()
 
     async def _attempt(self, call: _Call, tool: Tool) -> tuple[ModelToolResult | None, Exception | None]:
         """Run the function once: its result, or what it raised, or neither where the slot was lost meanwhile."""
         context = self._context(call, call.fence)
         where = f"turn {context.turn_id!r} round {self._round} slot {call.slot_index} ({tool.name})"
+        started = False
+
+        def start() -> Any:
+            nonlocal started
+            started = True
+            return tool.call(call.arguments, context)
+
         with anyio.CancelScope() as scope:
 
             def lost() -> None:
@@ -365,14 +395,20 @@ class ToolRound:
 
             with self._leases.holding(where, renew, lost):
                 try:
-                    if tool.is_async:
-                        output = await tool.call(call.arguments, context)
-                    else:
-                        output = await anyio.to_thread.run_sync(tool.call, call.arguments, context)
+                    await anyio.lowlevel.checkpoint_if_cancelled()
+                    output = await start() if tool.is_async else await anyio.to_thread.run_sync(start)
                 except OwnershipLost:
                     return None, None
                 except Exception as e:
                     return None, e
+                except anyio.get_cancelled_exc_class():
+                    if anyio.current_effective_deadline() != -math.inf:
+                        # Nobody cancelled this run: the tool did it to itself.
+                        return None, OutcomeUnknown("the tool was cancelled from inside")
+                    if not started and not context.lost:
+                        # Cancelled at the barrier, or while it waited for a thread: nothing ran, the slot is given back.
+                        await self._journal.ask(self._abandon(call))
+                    raise
                 return call.result(Outcome.SUCCESS, output), None
         return None, None
 
@@ -403,28 +439,36 @@ class ToolRound:
         assert tool is not None
         slot = self._slots[call.slot_index]
         fence = 1 if slot is None else slot.fence + 1
-        placeholder = c.CompleteTool(self._round, call.slot_index, self._journal.owner, fence, b"")
+        raised: list[Exception] = []
+        kept: list[ModelToolResult] = []
 
         def effect(transaction: Any) -> ModelToolResult:
             context = self._context(call, fence, transaction)
-            return call.result(Outcome.SUCCESS, tool.call(call.arguments, context))
+            try:
+                return call.result(Outcome.SUCCESS, tool.call(call.arguments, context))
+            except Exception as e:
+                raised.append(e)
+                raise
+
+        def frame(result: ModelToolResult) -> bytes:
+            one, frozen = self._kept(call, result)
+            kept.append(one)
+            return frozen
 
         try:
             done = await self._journal.ask_with(
-                self._claim_command(call), placeholder, effect, lambda result: self._freeze(call, result)
+                self._claim_command(call), self._complete(call, fence, b""), effect, frame
             )
-        except InvalidInput:
-            raise
         except Exception as e:
-            if getattr(e, "applied", False) is None:
-                raise
+            if e not in raised:
+                raise  # the store's trouble, not the tool's
             # Rolled back with its transaction: it surely did not happen.
             kind = e.kind if isinstance(e, EffectRefused) else "tool_error"
             call.refusal = call.failed(kind, f"{e}" or type(e).__name__)
             await self._run_one(call)
             return
         if isinstance(done, ModelToolResult):
-            self._results[call.slot_index] = self._results[call.slot_index] or done
+            self._results[call.slot_index] = kept[-1]
             return
         self._begun(call, self._checked(call, done))
         if call.refusal is None:

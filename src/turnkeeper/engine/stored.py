@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import msgspec
 
+from turnkeeper.engine.transcript import result_text
 from turnkeeper.engine.wire import (
     Message,
     ModelInvocationResponse,
@@ -13,8 +14,9 @@ from turnkeeper.engine.wire import (
     ModelToolResult,
     Outcome,
     message_from,
+    to_builtins,
 )
-from turnkeeper.errors import SchemaConflict
+from turnkeeper.errors import InvalidInput, SchemaConflict
 from turnkeeper.log import values
 from turnkeeper.turn.identity import raw_calls
 from turnkeeper.turn.state import Round, TurnState, thaw_messages
@@ -65,6 +67,22 @@ def stored_result(frame: bytes, request_id: str, name: str) -> ModelToolResult:
             raise SchemaConflict(f"result of {name}", str(e)) from e
     output: Any = cast("dict[str, Any]", record).get("content", record) if isinstance(record, dict) else record
     return ModelToolResult(request_id=request_id, name=name, outcome=Outcome.SUCCESS, output=output)
+
+
+def result_frame(result: ModelToolResult, field: str) -> bytes:
+    """A result as a slot keeps it.
+
+    Raises:
+        InvalidInput: its output cannot be kept exactly, or has no form that a model can be shown; names the path.
+    """
+    # The output as it is: whatever else would be made of it on the way (a list of a set) is not what the tool gave.
+    record = {**to_builtins(msgspec.structs.replace(result, output=None)), "output": result.output}
+    frame = values.freeze(record, field)
+    try:
+        result_text(result.output)
+    except (TypeError, ValueError) as e:
+        raise InvalidInput(f"{field}.output", f"has no form in JSON ({e})") from e
+    return frame
 
 
 def final_text(response: ModelInvocationResponse) -> str | None:

@@ -23,10 +23,16 @@ def request_ids(response: ModelInvocationResponse, round_index: int) -> list[str
     Derived from the round's position otherwise, so that call and result carry the same one after any restart
     (field case 02).
     """
+    given = {request.id for request in response.tool_requests}
     ids: list[str] = []
     for index, request in enumerate(response.tool_requests):
-        usable = request.id and request.id not in ids
-        ids.append(request.id if usable and request.id else f"call_{round_index}_{index}")
+        if request.id and request.id not in ids:
+            ids.append(request.id)
+            continue
+        derived = f"call_{round_index}_{index}"
+        while derived in given:  # a provider may count in the same way
+            derived += "_"
+        ids.append(derived)
     return ids
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -29,6 +30,9 @@ _SHARED: Final = 2
 _INT64_MIN: Final = -(2**63)
 _UINT64_MAX: Final = 2**64 - 1
 
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters and halves of surrogate pairs."""
+
 _encoder = msgspec.msgpack.Encoder()
 _canonical = msgspec.msgpack.Encoder(order="deterministic")
 
@@ -43,8 +47,6 @@ class _Refused(Exception):
 
 
 def _text(value: str) -> str:
-    if value.isascii():
-        return value
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -52,46 +54,41 @@ def _text(value: str) -> str:
     return value
 
 
-def _storable(value: Any, depth: int, shared: Mapping[str, int] | None) -> Any:
-    """`value` in a form that msgpack keeps exactly; a copy wherever a container has to differ."""
+def _storable(value: Any, depth: int) -> Any:
     kind = type(value)  # pyright: ignore[reportUnknownVariableType]  # of anything
     if kind is str:
-        if shared is not None and len(value) >= SHARED_FROM and (index := shared.get(value)) is not None:
-            return msgspec.msgpack.Ext(_SHARED, b"%d" % index)
-        return _text(value)
-    if value is None or kind is bool or kind is bytes:
+        return value if value.isascii() else _text(value)
+    if kind is dict or kind is list or kind is tuple:
+        if depth >= MAX_DEPTH:
+            raise _Refused(f"nested deeper than {MAX_DEPTH} levels")
+        return _storable_dict(value, depth) if kind is dict else _storable_list(value, depth)
+    if value is None or kind is bool or kind is int or kind is bytes:
         return value
-    if kind is int:
-        if _INT64_MIN <= value <= _UINT64_MAX:
-            return value
-        return msgspec.msgpack.Ext(_BIG_INT, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
     if kind is float:
         if not math.isfinite(value):
             raise _Refused(f"{value!r} has no form in JSON; store a string or None")
         return value
-    if kind is not dict and kind is not list and kind is not tuple:
-        raise _Refused(f"values of type {kind.__module__}.{kind.__qualname__} are not kept; convert it first")
-    if depth >= MAX_DEPTH:
-        raise _Refused(f"nested deeper than {MAX_DEPTH} levels")
-    if kind is dict:
-        return _storable_dict(value, depth, shared)
+    raise _Refused(f"values of type {kind.__module__}.{kind.__qualname__} are not kept; convert it first")
+
+
+def _storable_list(value: Sequence[Any], depth: int, skip: int = 0) -> list[Any]:
     items: list[Any] = []
-    for index, item in enumerate(value):
-        try:
-            items.append(_storable(item, depth + 1, shared))
-        except _Refused as e:
-            e.path.append(f"[{index}]")
-            raise
+    try:
+        for item in value[skip:] if skip else value:
+            items.append(_storable(item, depth + 1))  # noqa: PERF401  # its length tells which item is refused
+    except _Refused as e:
+        e.path.append(f"[{skip + len(items)}]")
+        raise
     return items
 
 
-def _storable_dict(value: dict[Any, Any], depth: int, shared: Mapping[str, int] | None) -> dict[str, Any]:
+def _storable_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, item in value.items():
         if type(key) is not str:
             raise _Refused(f"keys must be text, not {type(key).__name__} {key!r:.40}")
         try:
-            result[_text(key)] = _storable(item, depth + 1, shared)
+            result[key if key.isascii() else _text(key)] = _storable(item, depth + 1)
         except _Refused as e:
             e.path.append(f".{key}")
             raise
@@ -100,16 +97,41 @@ def _storable_dict(value: dict[Any, Any], depth: int, shared: Mapping[str, int] 
     return result
 
 
-def storable(value: Any, field: str = "value", *, shared: Mapping[str, int] | None = None) -> Any:
-    """A copy of `value` that is independent of the caller's, or the reason why it cannot be kept.
+def storable(value: Any, field: str = "value", *, skip: int = 0) -> Any:
+    """A copy of `value`, independent of the caller's, as it comes back from the store; or the reason why it cannot be kept.
+
+    With `skip`, `value` is a list, and the copy is of what follows its first `skip` items.
 
     Raises:
         InvalidInput: naming the path inside the value.
     """
     try:
-        return _storable(value, 0, shared)
+        return _storable_list(value, 0, skip) if skip else _storable(value, 0)
     except _Refused as e:
         raise InvalidInput(field + "".join(reversed(e.path)), e.reason) from None
+
+
+def _extended(stored: Any, shared: Mapping[str, int]) -> Any:
+    """A storable copy with an extension of msgpack in place of every shared string and every int that msgpack lacks."""
+    if isinstance(stored, str):
+        index = shared.get(stored) if len(stored) >= SHARED_FROM else None
+        return stored if index is None else msgspec.msgpack.Ext(_SHARED, b"%d" % index)
+    if isinstance(stored, dict):
+        return {key: _extended(item, shared) for key, item in cast("dict[str, Any]", stored).items()}
+    if isinstance(stored, list):
+        return [_extended(item, shared) for item in cast("list[Any]", stored)]
+    if isinstance(stored, int) and not _INT64_MIN <= stored <= _UINT64_MAX:
+        return msgspec.msgpack.Ext(_BIG_INT, stored.to_bytes(stored.bit_length() // 8 + 1, "big", signed=True))
+    return stored
+
+
+def _pack(stored: Any, encoder: msgspec.msgpack.Encoder = _encoder, shared: Mapping[str, int] | None = None) -> bytes:
+    if not shared:
+        try:
+            return encoder.encode(stored)
+        except OverflowError:
+            shared = {}
+    return encoder.encode(_extended(stored, shared))
 
 
 def freeze(
@@ -126,7 +148,23 @@ def freeze(
         InvalidInput: the value cannot be kept exactly; names the path.
         ValueTooLarge: it is over `limit` bytes.
     """
-    return frames.encode(_encoder.encode(storable(value, field, shared=shared)), codec, limit=limit, field=field)
+    return seal(storable(value, field), field, codec=codec, limit=limit, shared=shared)
+
+
+def seal(
+    stored: Any,
+    field: str = "value",
+    *,
+    codec: frames.Codec = "zstd",
+    limit: int = frames.MAX_INFLATED,
+    shared: Mapping[str, int] | None = None,
+) -> bytes:
+    """A copy that `storable` made, as a frame: the second half of `freeze`, for who needs the copy as well.
+
+    Raises:
+        ValueTooLarge: it is over `limit` bytes.
+    """
+    return frames.encode(_pack(stored, shared=shared), codec, limit=limit, field=field)
 
 
 def thaw(frame: bytes, *, shared: Sequence[str] = (), limit: int = frames.MAX_INFLATED) -> Any:
@@ -161,9 +199,28 @@ def text(value: Any, field: str) -> str:
     return _text(value)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two storable values are equal once stored: unlike `==`, which takes 1, 1.0 and True for one another."""
-    return one is other or _canonical.encode(one) == _canonical.encode(other)
+class _Exactly:
+    """Equals only a number of the same type and form: `==` takes 1, 1.0 and True for one another, and 0.0 for -0.0."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: int | float) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._value
+        return type(other) is type(mine) and other == mine and (mine != 0 or str(other) == str(mine))
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # no key of anything
+
+
+def exactly(stored: Any) -> Any:
+    """A storable copy in a form that `==` compares with another storable copy by what is stored, and text at the speed of C."""
+    if isinstance(stored, dict):
+        return {key: exactly(item) for key, item in cast("dict[str, Any]", stored).items()}
+    if isinstance(stored, list):
+        return [exactly(item) for item in cast("list[Any]", stored)]
+    return _Exactly(stored) if isinstance(stored, int | float) else stored
 
 
 def same_frames(one: bytes | None, other: bytes | None) -> bool:
@@ -175,20 +232,26 @@ def same_frames(one: bytes | None, other: bytes | None) -> bool:
 
 def fingerprint(value: Any, field: str = "value") -> str:
     """A short digest, the same for values that are equal once stored, whatever the order of their keys."""
-    return hashlib.blake2b(_canonical.encode(storable(value, field)), digest_size=16).hexdigest()
+    return hashlib.blake2b(_pack(storable(value, field), _canonical), digest_size=16).hexdigest()
 
 
-def strings_of(value: Any) -> Iterator[str]:
+def strings_of(value: Any) -> list[str]:
     """The strings of a thawed value that are long enough to be shared, in a fixed order."""
+    found: list[str] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[str]) -> None:
     if isinstance(value, str):
         if len(value) >= SHARED_FROM:
-            yield value
+            found.append(value)
     elif isinstance(value, list):
-        for item in value:  # pyright: ignore[reportUnknownVariableType]  # thawed values are plain JSON
-            yield from strings_of(item)
+        for item in cast("list[Any]", value):
+            _collect(item, found)
     elif isinstance(value, dict):
-        for item in value.values():  # pyright: ignore[reportUnknownVariableType]
-            yield from strings_of(item)
+        for item in cast("dict[str, Any]", value).values():
+            _collect(item, found)
 
 
 def identifier(value: Any, field: str, *, empty: bool = False, longest: int = 512) -> str:
@@ -203,6 +266,6 @@ def identifier(value: Any, field: str, *, empty: bool = False, longest: int = 51
         raise InvalidInput(field, "must not be empty")
     if len(value) > longest:
         raise InvalidInput(field, f"{len(value)} characters are over the limit of {longest}")
-    if any(c < " " or c == "\x7f" or "\ud800" <= c <= "\udfff" for c in value):
+    if _UNFIT.search(value):
         raise InvalidInput(field, "must not hold control characters or halves of surrogate pairs")
     return value

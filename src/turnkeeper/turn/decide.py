@@ -22,16 +22,14 @@ TurnDecision = Decision[r.AnyRecord, SlotAnswer | None]
 _NOTHING: TurnDecision = Decision(None)
 _KNOWN: TurnDecision = Decision(None, final=True)
 _Phase = TurnPhase
-_WENT_ON = frozenset(
-    {
-        ToolCallAction.ACQUIRED,
-        ToolCallAction.RECLAIMED,
-        ToolCallAction.BEGUN,
-        ToolCallAction.RENEWED,
-        ToolCallAction.ABANDONED,
-        ToolCallAction.COMPLETED,
-        ToolCallAction.CACHED,
-    }
+_WENT_ON = (
+    ToolCallAction.BEGUN,
+    ToolCallAction.COMPLETED,
+    ToolCallAction.ACQUIRED,
+    ToolCallAction.RECLAIMED,
+    ToolCallAction.RENEWED,
+    ToolCallAction.ABANDONED,
+    ToolCallAction.CACHED,
 )
 """Answers behind which a fused sequence of commands goes on."""
 _BEFORE_DELIVERY = frozenset(
@@ -82,15 +80,17 @@ def decide_all(
     records: list[r.AnyRecord] = []
     guard: Guard | None = None
     final = True
+    pending: tuple[r.AnyRecord, ...] = ()
     for command in commands:
+        for record in pending:
+            state = evolve(state, record, now)
         decision = decide(state, command, now)
+        pending = decision.records
+        records += pending
         answers.append(decision.answer)
         final = final and decision.final
         if decision.guard is not None:
             guard = decision.guard.meet(guard)
-        for record in decision.records:
-            records.append(record)
-            state = evolve(state, record, now)
         if decision.answer is not None and decision.answer.action not in _WENT_ON:
             break
     return Decision(tuple(answers), tuple(records), guard, final)

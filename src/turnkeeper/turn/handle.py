@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from turnkeeper.errors import SchemaConflict, TurnSchemaConflict
 from turnkeeper.log import values
+from turnkeeper.log.decision import Decision
 from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Store
 from turnkeeper.turn import commands as c
@@ -12,6 +16,8 @@ from turnkeeper.turn.identity import operation_id, trace_hash, turn_key
 from turnkeeper.turn.records import AnyRecord
 from turnkeeper.turn.slots import SlotAnswer
 from turnkeeper.turn.state import TurnRules, TurnState
+
+A = TypeVar("A")
 
 DEFAULT_TTL_SECONDS = 604_800
 """How long a turn is kept after its last change: proof against late redeliveries (T1.6)."""
@@ -51,8 +57,12 @@ class TurnHandle:
 
     async def ask(self, *commands: c.Command) -> tuple[SlotAnswer | None, ...]:
         """Put commands, decided one behind the other and durable in one append. See `decide.decide_all`."""
+        return await self.put(lambda state, now: decide_all(state, commands, now))
+
+    async def put(self, decide: Callable[[TurnState, int], Decision[AnyRecord, A]]) -> A:
+        """Put a question of the caller's own. See `FencedLog.ask`."""
         try:
-            return await self.log.ask(lambda state, now: decide_all(state, commands, now))
+            return await self.log.ask(decide)
         except SchemaConflict as e:
             raise _ours(e) from e
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any, Final, cast
 
 import msgspec
@@ -32,6 +33,7 @@ def _digest(*parts: str | int) -> str:
     return digest.hexdigest()
 
 
+@lru_cache(1024, typed=True)  # asked for with every command on a slot
 def trace_hash(trace_id: str) -> str:
     """A short form of a trace id, of fixed length and without characters that mean something to a store (T1.2)."""
     return _digest("trace", trace_id)
@@ -42,6 +44,7 @@ def turn_key(trace: str, scope: str) -> str:
     return f"turn:{{{trace}}}:{scope}"
 
 
+@lru_cache(1024, typed=True)  # asked for by who claims, by the rules, and for the answer
 def operation_id(trace: str, scope: str, round_index: int, slot_index: int) -> str:
     """The slot's idempotency key: from trace, scope, round and slot alone (T3)."""
     return "op_" + _digest("op", _VERSION, trace, scope, round_index, slot_index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from turnkeeper.errors import StoreMissing
 from turnkeeper.log.record import (
@@ -34,18 +34,26 @@ from turnkeeper.stores.sqlite.worker import Worker, wall_clock
 
 T = TypeVar("T")
 
+_json = msgspec.json.Encoder()
+
 _PAGE: Final = 200
 """Heads fetched at a time by a listing."""
 
+_VACUUM: Final = 2000
+"""Pages handed back to the system in one transaction: 8 MB."""
+
+# Without RETURNING, which makes SQLite build a table for the row: looking the id up again costs less (measured: an
+# append's statements take 20 microseconds instead of 35).
 _ADVANCE = (
     "UPDATE head SET tail = tail + ?, phase = ?, attention = ?, owner = ?, labels = ?, ttl_ms = ?, keep_until = ?, "
-    "size = size + ?, updated = ? WHERE key = ? AND incarnation = ? AND tail = ? AND updated <= ? RETURNING id"
+    "size = size + ?, updated = ? WHERE key = ? AND incarnation = ? AND tail = ? AND updated <= ?"
 )
 _CREATE = (
     "INSERT INTO head (key, incarnation, tail, compacted, kind, phase, attention, owner, labels, ttl_ms, keep_until, "
-    "size, created, updated) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING RETURNING id"
+    "size, created, updated) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING"
 )
-_RECORD = "INSERT INTO record (log, seq, at, body) VALUES (?, ?, ?, ?)"
+_LOG = "(SELECT id FROM head WHERE key = ?)"
+_RECORD = f"INSERT INTO record (log, seq, at, body) VALUES ({_LOG}, ?, ?, ?)"
 
 
 class SqliteStore:
@@ -188,7 +196,7 @@ class SqliteStore:
         def checkpoint() -> None:
             connecting = sqlite3.connect(self.path, timeout=self._busy_timeout, isolation_level=None)
             with contextlib.closing(connecting) as connection:
-                connection.execute("PRAGMA incremental_vacuum").fetchall()
+                _vacuum(connection)
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
         if self.path != ":memory:":
@@ -253,12 +261,11 @@ def _append(
     count = len(records)
     assert count, "an append has at least one record"
     assert compact_through <= expected.seq, "only records before the appended ones are compacted"
-    labels = json.dumps(head.labels) if head.labels else "{}"
     readable = (
         head.phase,
         head.attention,
         head.owner,
-        labels,
+        _json.encode(head.labels).decode(),
         head.ttl_ms,
         head.keep_until,
         sum(map(len, records)),
@@ -270,22 +277,21 @@ def _append(
         )
     if expected == NOWHERE:
         incarnation = os.urandom(8)
-        row = connection.execute(_CREATE, (key, incarnation, count, head.kind, *readable, now, now)).fetchone()
+        changed = connection.execute(_CREATE, (key, incarnation, count, head.kind, *readable, now, now))
     else:
         incarnation = expected.incarnation
-        row = connection.execute(_ADVANCE, (count, *readable, now, key, incarnation, expected.seq, now)).fetchone()
-    if row is None:
+        changed = connection.execute(_ADVANCE, (count, *readable, now, key, incarnation, expected.seq, now))
+    if not changed.rowcount:
         refusal = _refusal(connection, key, expected, guard, now)
         if refusal is not None:
             return refusal
         # The tail is the expected one, so the host's clock went back behind the log's last record.
         later = _after(connection, key, now)
         return _append(key, records, expected, head, guard, compact_through, connection, later)
-    log: int = row[0]
-    connection.executemany(_RECORD, [(log, seq, now, body) for seq, body in enumerate(records, expected.seq + 1)])
+    connection.executemany(_RECORD, [(key, seq, now, body) for seq, body in enumerate(records, expected.seq + 1)])
     if compact_through:
-        connection.execute("DELETE FROM record WHERE log = ? AND seq <= ?", (log, compact_through))
-        connection.execute("UPDATE head SET compacted = max(compacted, ?) WHERE id = ?", (compact_through, log))
+        connection.execute(f"DELETE FROM record WHERE log = {_LOG} AND seq <= ?", (key, compact_through))
+        connection.execute("UPDATE head SET compacted = max(compacted, ?) WHERE key = ?", (compact_through, key))
     return Appended(Position(incarnation, expected.seq + count), now)
 
 
@@ -307,6 +313,18 @@ def _after(connection: sqlite3.Connection, key: str, now: int) -> int:
     if behind > 0:
         _advance_clock(connection, behind)
     return now + max(behind, 0)
+
+
+def _vacuum(connection: sqlite3.Connection) -> None:
+    """Hand every free page back, in steps short enough that no writer waits long for one."""
+    free: int = connection.execute("PRAGMA freelist_count").fetchone()[0]
+    while free:
+        # A script, because `execute` stops at the first row: behind a single page.
+        connection.executescript(f"PRAGMA incremental_vacuum({_VACUUM})")
+        left: int = connection.execute("PRAGMA freelist_count").fetchone()[0]
+        if left >= free:
+            return  # others free pages faster than this, or the file does not give any back
+        free = left
 
 
 def _advance_clock(connection: sqlite3.Connection, milliseconds: int) -> None:
@@ -358,7 +376,7 @@ def _heads(query: HeadQuery, last: str, connection: sqlite3.Connection, now: int
             phase=phase,
             attention=attention,
             owner=owner,
-            labels=json.loads(labels),
+            labels=msgspec.json.decode(labels),
             ttl_ms=ttl_ms,
             keep_until=keep_until,
             size=size,
@@ -378,10 +396,10 @@ def _restore(
     connection: sqlite3.Connection,
     now: int,
 ) -> bool:
-    labels = json.dumps(head.labels)
-    row = connection.execute(
+    labels = _json.encode(head.labels).decode()
+    changed = connection.execute(
         "INSERT INTO head (key, incarnation, tail, compacted, kind, phase, attention, owner, labels, ttl_ms, keep_until, "
-        "size, created, updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING RETURNING id",
+        "size, created, updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
         (
             key,
             position.incarnation,
@@ -398,10 +416,10 @@ def _restore(
             head.created,
             head.updated,
         ),
-    ).fetchone()
-    if row is None:
+    )
+    if not changed.rowcount:
         return False
-    connection.executemany(_RECORD, [(row[0], record.seq, record.at, record.body) for record in records])
+    connection.executemany(_RECORD, [(key, record.seq, record.at, record.body) for record in records])
     return True
 
 

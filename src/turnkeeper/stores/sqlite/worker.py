@@ -46,6 +46,8 @@ class Worker:
         self._queue: queue.SimpleQueue[_Operation | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
+        self.cancelled = 0
+        """Callers that did not wait for their answer: their work may be under way still."""
         self._thread = threading.Thread(target=self._run, name=f"turnkeeper {where}", daemon=True)
         self._thread.start()
 
@@ -62,7 +64,11 @@ class Worker:
             if self._closed:
                 raise StoreClosed(self._where, "the store was closed")
             self._queue.put(operation)
-        return await operation.future
+        try:
+            return await operation.future
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
 
     def close(self) -> None:
         """Finish the work that was asked for, then close the connection. Blocks until then."""

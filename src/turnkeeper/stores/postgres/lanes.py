@@ -1,0 +1,314 @@
+"""The connections of one event loop: calls wait in queues, lanes serve them, and appends that waited together go together.
+
+A caller only waits for the answer; the statement is run by a lane, a task that no caller can cancel. So a cancelled call
+leaves no open transaction, no unread reply and no lock (LOG-6, field case 26): what was not sent yet is left undone, what was
+sent is carried through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg
+from psycopg.pq import ConnStatus, TransactionStatus
+
+from turnkeeper.errors import StoreBusy, StoreClosed
+from turnkeeper.stores.postgres import failures
+from turnkeeper.stores.postgres.address import Address
+from turnkeeper.stores.postgres.statements import ADAPTERS, LOCKED, Append, Row, Statements
+
+Connection = psycopg.AsyncConnection[Row]
+Pooled = psycopg.AsyncConnection[Row] | psycopg.Connection[Row]
+
+_GROUP: Final = 64
+"""Most appends in one statement."""
+_GROUP_BYTES: Final = 1_000_000
+"""Bytes of bodies from which on no further append joins a statement."""
+_LIFETIME: Final = 3600.0
+"""Seconds after which an idle connection is not used again, so that a name that moved to another server is looked up again."""
+_REPEATS: Final = 5
+"""How often a statement is repeated that the server undid for the sake of others (a deadlock, a serialization failure)."""
+
+
+async def connect(address: Address, *, prepare: bool) -> Connection:
+    """A connection in autocommit mode.
+
+    Raises:
+        psycopg.Error: it could not be made.
+    """
+    return await psycopg.AsyncConnection.connect(
+        address.conninfo,
+        autocommit=True,
+        prepare_threshold=5 if prepare else None,
+        cursor_factory=psycopg.AsyncRawCursor,
+        context=ADAPTERS,
+    )
+
+
+async def ask(
+    connection: Connection, text: bytes, parameters: Sequence[Any] = (), *, prepare: bool | None = None
+) -> list[Row]:
+    """Run one statement, and give its rows.
+
+    Raises:
+        psycopg.Error: as PostgreSQL says.
+    """
+    cursor = connection.cursor(binary=True)
+    await cursor.execute(text, parameters, prepare=prepare)
+    return await cursor.fetchall() if cursor.description else []
+
+
+def usable(connection: Pooled) -> bool:
+    """Whether an idle connection is still there, as far as can be seen without asking the server."""
+    pgconn = connection.pgconn
+    try:
+        pgconn.consume_input()  # the server's last words, if there are any
+        pgconn.consume_input()  # the end behind them
+    except psycopg.OperationalError:
+        return False
+    return pgconn.status == ConnStatus.OK and pgconn.transaction_status == TransactionStatus.IDLE
+
+
+class _Call:
+    """What a caller asked for, and where it waits for the answer."""
+
+    __slots__ = ("again", "append", "future", "parameters", "text", "timer")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        text: bytes,
+        parameters: Sequence[Any],
+        append: Append | None,
+        again: bool,
+    ) -> None:
+        self.text = text
+        self.parameters = parameters
+        self.append = append
+        self.again = again
+        """Whether it only reads, so that it is asked once more when its answer was lost."""
+        self.future: asyncio.Future[list[Row]] = loop.create_future()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def answer(self, rows: list[Row]) -> None:
+        if not self.future.done():
+            self.future.set_result(rows)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class Lanes:
+    """At most `pool_size` connections, made when they are needed. Belongs to one event loop."""
+
+    def __init__(self, address: Address, statements: Statements, *, prepare: bool) -> None:
+        self._address = address
+        self._statements = statements
+        self._prepare = prepare
+        self._loop = asyncio.get_running_loop()
+        self._single: deque[_Call] = deque()
+        self._together: deque[_Call] = deque()
+        self._tasks: set[asyncio.Task[Any] | None] = set()
+        self._serving = 0
+        """Lanes that have a connection."""
+        self._idle: list[Connection] = []
+        self._born: dict[Connection, float] = {}
+        """Every open connection, and when it was made."""
+        self._closed = False
+
+    # --- for callers -----------------------------------------------------------------------------------------
+
+    async def append(self, append: Append) -> list[Row]:
+        """Run an append, perhaps in one statement with others.
+
+        Raises:
+            TurnkeeperError: see `failures`; with `applied` None the append may be in.
+        """
+        call = _Call(self._loop, self._statements.append, append, append, again=False)
+        return await self._submit(call, self._together)
+
+    async def ask(self, text: bytes, parameters: Sequence[Any] = (), *, reads: bool) -> list[Row]:
+        """Run a statement of its own; one that only reads is repeated where the connection was lost under it.
+
+        Raises:
+            TurnkeeperError: see `failures`.
+        """
+        return await self._submit(_Call(self._loop, text, parameters, None, again=reads), self._single)
+
+    async def close(self) -> None:
+        """Carry out what was asked for, then close the connections."""
+        self._closed = True
+        while tasks := [task for task in self._tasks if task is not None]:
+            await asyncio.wait(tasks)
+        while self._idle:
+            await self._drop(self._idle.pop())
+
+    def abandon(self) -> None:
+        """Let go of the connections, where the loop is over and nobody waits for an answer any more."""
+        self._closed = True
+        for connection in self._born:
+            connection.pgconn.finish()
+        self._born.clear()
+        self._idle.clear()
+
+    def adopt(self, connection: Connection) -> None:
+        """Take over a connection that was made in this loop."""
+        self._born[connection] = self._loop.time()
+        self._idle.append(connection)
+
+    async def _submit(self, call: _Call, queue: deque[_Call]) -> list[Row]:
+        if self._closed:
+            raise StoreClosed(self._address.where, "the store was closed")
+        queue.append(call)
+        if len(self._tasks) < self._address.pool_size:
+            self._tasks.add(self._loop.create_task(self._lane()))
+        else:
+            call.timer = self._loop.call_later(self._address.busy_timeout, self._expire, call)
+        return await call.future
+
+    def _expire(self, call: _Call) -> None:
+        call.fail(StoreBusy(self._address.where, f"all {self._address.pool_size} connections were busy"))
+
+    # --- lanes -----------------------------------------------------------------------------------------------
+
+    def _take(self) -> list[_Call]:
+        """The next call, or the next appends, that somebody still waits for."""
+        group: list[_Call] = []
+        size = 0
+        while self._single and not group:
+            self._join(group, self._single.popleft())
+        if group:
+            return group
+        while self._together and len(group) < _GROUP and size < _GROUP_BYTES:
+            call = self._together.popleft()
+            if self._join(group, call) and call.append is not None:
+                size += call.append.size
+        # In one order everywhere: two statements that each make two logs do not wait for one another.
+        group.sort(key=_key)
+        return group
+
+    def _join(self, group: list[_Call], call: _Call) -> bool:
+        if call.timer is not None:
+            call.timer.cancel()
+            call.timer = None
+        if call.future.done():
+            return False
+        group.append(call)
+        return True
+
+    async def _lane(self) -> None:
+        connection: Connection | None = None
+        group: list[_Call] = []
+        try:
+            while group := self._take():
+                if connection is None:
+                    try:
+                        connection = await self._connection()
+                    except psycopg.Error as e:
+                        if self._serving and failures.full_house(e):
+                            self._single.extendleft(reversed(group))  # the lanes that have one will have to do
+                            group = []
+                            return
+                        for call in group:
+                            call.fail(failures.not_connected(e, self._address.where))
+                        continue
+                    self._serving += 1
+                if not await self._serve(connection, group):
+                    self._serving -= 1
+                    await self._drop(connection)
+                    connection = None
+        finally:
+            # Without a pause from the last look into the queues: who puts a call there now starts another lane.
+            self._tasks.discard(asyncio.current_task())
+            for call in group:
+                call.future.cancel()  # only a loop that is being closed ends a lane before its calls were answered
+            if connection is not None:
+                self._serving -= 1
+                if self._closed or not usable(connection):
+                    self._born.pop(connection, None)
+                    connection.pgconn.finish()
+                else:
+                    self._idle.append(connection)
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if self._loop.time() - self._born[connection] < _LIFETIME and usable(connection):
+                return connection
+            await self._drop(connection)
+        deadline = self._loop.time() + self._address.busy_timeout
+        pause = 0.05
+        while True:
+            try:
+                connection = await connect(self._address, prepare=self._prepare)
+            except psycopg.Error as e:
+                if not failures.coming(e) or self._loop.time() + pause > deadline:
+                    raise
+            else:
+                self._born[connection] = self._loop.time()
+                return connection
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 0.5)
+
+    async def _drop(self, connection: Connection) -> None:
+        self._born.pop(connection, None)
+        await connection.close()
+
+    async def _serve(self, connection: Connection, group: list[_Call]) -> bool:
+        """Run the calls and answer them. Whether the connection can be used further."""
+        try:
+            if len(group) == 1:
+                await self._run(connection, group[0])
+            else:
+                await self._run_together(connection, group)
+        except (psycopg.Error, UnicodeEncodeError) as e:
+            gone = isinstance(e, psycopg.Error) and failures.lost(e)
+            if len(group) == 1 or gone:
+                for call in group:
+                    if gone and call.again:
+                        call.again = False
+                        self._single.append(call)
+                    else:
+                        call.fail(failures.typed(e, self._address.where))
+            else:
+                # One of them, or all, cannot be done; all were undone. Each on its own gets its own truth.
+                self._single.extend(group)
+            return not gone and usable(connection)
+        except Exception as e:
+            for call in group:
+                call.fail(e)
+            return False
+        return True
+
+    async def _run(self, connection: Connection, call: _Call) -> None:
+        for repeat in range(_REPEATS):
+            try:
+                call.answer(await ask(connection, call.text, call.parameters))
+            except psycopg.Error as e:
+                if not failures.transient(e) or repeat == _REPEATS - 1:
+                    raise
+            else:
+                return
+
+    async def _run_together(self, connection: Connection, group: list[_Call]) -> None:
+        parameters: list[Any] = []
+        for call in group:
+            parameters += call.parameters
+            parameters[-1] = False  # who waits for a log that another holds would make its neighbours wait
+        rows = await ask(connection, self._statements.appends(len(group)), parameters, prepare=False)
+        answers: list[list[Row]] = [[] for _ in group]
+        for row in rows:
+            answers[row[0]].append(row[1:])
+        for call, answer in zip(group, answers, strict=True):
+            if answer[0][0] == LOCKED:
+                self._single.append(call)
+            else:
+                call.answer(answer)
+
+
+def _key(call: _Call) -> str:
+    return call.append.key if call.append is not None else ""

@@ -1,0 +1,12 @@
+-- Drop a log, if it ends where the caller says. See `Store.erase`.
+-- ARGV: tail, or empty for any.
+
+local log, refusal = look(0)
+if refusal then
+  return refusal
+end
+if log.life == '' or (ARGV[1] ~= '' and tonumber(ARGV[1]) ~= log.tail) then
+  return {1, 0}
+end
+redis.call('UNLINK', key)
+return {1, 1}

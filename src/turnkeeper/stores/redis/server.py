@@ -1,0 +1,218 @@
+"""The servers of a store, from one event loop: commands go to who holds the key, and go again only where that is harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from turnkeeper.errors import StoreUnavailable
+from turnkeeper.stores.redis import client as c
+from turnkeeper.stores.redis.lines import AnswerLost, NotSent
+from turnkeeper.stores.redis.scripts import Script
+from turnkeeper.stores.redis.settings import Address, Settings
+from turnkeeper.stores.redis.topology import Topology, Unlocated, topology_of
+from turnkeeper.stores.redis.trouble import Verdict, lost, refused, unreachable
+
+T = TypeVar("T")
+
+_PAUSES: Final = (0.005, 0.5)
+"""Seconds between two tries: the first pause, and the longest."""
+_REDIRECTS: Final = 16
+"""Redirections that are followed at once; then there is a pause before each."""
+
+
+class Server:
+    """Commands to the servers of a store, from one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.where = settings.where
+        self.unconfirmed: set[bytes] = set()
+        """Keys whose last append has not reached as many replicas as it should have."""
+        self._topology: Topology = topology_of(settings)
+        self._room = asyncio.Semaphore(settings.connections)
+        self._going_on: dict[str, set[asyncio.Task[Any]]] = {}
+
+    # --- calls that go to their end --------------------------------------------------------------------------
+
+    async def whole(self, key: str, work: Coroutine[Any, Any, T]) -> T:
+        """Run a mutation to its end, also where its caller is cancelled; a later `settled` waits for it (LOG-6)."""
+        task = asyncio.ensure_future(work)
+        mine = self._going_on.setdefault(key, set())
+        mine.add(task)
+        task.add_done_callback(lambda done: self._ended(key, done))
+        return await asyncio.shield(task)
+
+    def _ended(self, key: str, task: asyncio.Task[Any]) -> None:
+        mine = self._going_on[key]
+        mine.discard(task)
+        if not mine:
+            del self._going_on[key]
+
+    async def settled(self, key: str) -> None:
+        """Wait for the mutations of `key` that are under way: what is read behind them tells for good what they did."""
+        while tasks := self._going_on.get(key):
+            await asyncio.wait(tasks)
+
+    # --- commands ----------------------------------------------------------------------------------------------
+
+    async def run(
+        self, script: Script, key: bytes, *arguments: bytes | str | int, repeatable: bool, wait: int = 0
+    ) -> tuple[Any, int]:
+        """Run a script on its key; its reply, and how many replicas have it (with `wait`, else 0).
+
+        Args:
+            repeatable: running it twice does what running it once does. Otherwise a lost answer is an error.
+            wait: how many replicas to wait for, as long as half the timeout.
+        """
+        tail: list[c.Command] = []
+        if wait:
+            tail.append(("WAIT", wait, max(1, round(self.settings.timeout * 500))))
+        replies = await self._insist(key, [("EVALSHA", script.sha, 1, key, *arguments), *tail], repeatable, script)
+        acknowledged = replies[1] if wait and isinstance(replies[1], int) else 0
+        return replies[0], acknowledged
+
+    async def call(self, key: bytes, *command: bytes | str | int) -> Any:
+        """One command on one key that may be repeated."""
+        return (await self._insist(key, [command], True))[0]
+
+    async def call_many(self, calls: Sequence[tuple[bytes, c.Command]]) -> list[Any]:
+        """Commands that may be repeated, each on its key, with one round trip to each server that holds some."""
+        groups: defaultdict[Address, list[int]] = defaultdict(list)
+        for index, (key, _) in enumerate(calls):
+            groups[await self._locate(key)].append(index)
+        replies: list[Any] = [None] * len(calls)
+
+        async def group(address: Address, indexes: list[int]) -> None:
+            try:
+                found = await self._exchange(address, [calls[index][1] for index in indexes])
+            except (NotSent, AnswerLost) as e:
+                found = [e] * len(indexes)
+            for index, reply in zip(indexes, found, strict=True):
+                # What went wrong goes the long way: redirections, pauses, typed errors.
+                replies[index] = await self.call(calls[index][0], *calls[index][1]) if _bad(reply) else reply
+
+        await asyncio.gather(*(group(address, indexes) for address, indexes in groups.items()))
+        return replies
+
+    async def on_each(self, *command: bytes | str | int) -> dict[Address, Any]:
+        """A command, once, to every server that holds keys. An error of one of them is its reply."""
+        try:
+            addresses = await self._topology.primaries()
+        except Unlocated as e:
+            raise e.verdict.error from e
+        replies = await asyncio.gather(*(self.on(address, *command) for address in addresses))
+        return dict(zip(addresses, replies, strict=True))
+
+    async def on(self, address: Address, *command: bytes | str | int) -> Any:
+        """A command, once, to one server. A server's error is its reply."""
+        try:
+            return (await self._exchange(address, [command]))[0]
+        except NotSent as e:
+            await self._topology.suspect(address)
+            raise unreachable(e.__cause__, self.where).error from e
+        except AnswerLost as e:
+            raise lost(e.__cause__, self.where) from e
+
+    async def close(self) -> None:
+        """Finish what was asked, then close the connections."""
+        while self._going_on:
+            await asyncio.wait([task for tasks in self._going_on.values() for task in tasks])
+        await self._topology.close()
+
+    # --- trying ------------------------------------------------------------------------------------------------
+
+    async def _locate(self, key: bytes) -> Address:
+        deadline = _Deadline(self.settings.patience)
+        while True:
+            try:
+                return await self._topology.address(key)
+            except Unlocated as e:
+                await deadline.pause(e.verdict)
+
+    async def _insist(
+        self, key: bytes, commands: list[c.Command], repeatable: bool, script: Script | None = None
+    ) -> list[Any]:
+        """Send commands to whoever holds `key` until they were executed, patience has an end, or an answer was lost."""
+        deadline = _Deadline(self.settings.patience)
+        redirected: Address | None = None
+        asking = False
+        redirections = 0
+        while True:
+            address = self.settings.addresses[0]
+            try:
+                address = redirected or await self._topology.address(key)
+                replies = await self._exchange(address, [("ASKING",), *commands] if asking else commands)
+            except Unlocated as e:
+                await deadline.pause(e.verdict)
+                continue
+            except NotSent as e:
+                redirected, asking = None, False
+                await self._topology.suspect(address)
+                await deadline.pause(unreachable(e.__cause__, self.where))
+                continue
+            except AnswerLost as e:
+                redirected, asking = None, False
+                await self._topology.suspect(address)
+                error = lost(e.__cause__, self.where)
+                if not repeatable:
+                    raise error from e
+                await deadline.pause(Verdict(error, passing=True))
+                continue
+            replies = replies[1:] if asking else replies
+            redirected, asking = None, False
+            error = replies[0]
+            if not isinstance(error, Exception):
+                return replies
+            # An error in place of a reply: nothing was executed.
+            match c.code_of(error):
+                case "NOSCRIPT" if script is not None:
+                    commands = [("EVAL", script.source, *commands[0][2:]), *commands[1:]]
+                case ("MOVED" | "ASK") as code if self.settings.kind == "cluster":
+                    host, port = c.moved_to(error)
+                    target = Address(host or address.host, port)
+                    redirections += 1
+                    if code == "ASK":
+                        redirected, asking = target, True
+                    else:
+                        self._topology.moved(key, target)
+                    if redirections > _REDIRECTS:
+                        await deadline.pause(_restless(self.where))
+                case _ as code:
+                    verdict = refused(error, self.where)
+                    if code != "TRYAGAIN" and verdict.passing:
+                        await self._topology.suspect(address)
+                    await deadline.pause(verdict)
+
+    async def _exchange(self, address: Address, commands: Sequence[c.Command]) -> list[Any]:
+        async with self._room:
+            return await self._topology.lines(address).exchange(commands)
+
+
+class _Deadline:
+    """How long something is tried again, with growing pauses."""
+
+    def __init__(self, patience: float) -> None:
+        self._end = time.monotonic() + patience
+        self._pause = _PAUSES[0]
+
+    async def pause(self, verdict: Verdict) -> None:
+        """Wait before the next try, or raise the verdict's error if there is none."""
+        left = self._end - time.monotonic()
+        if not verdict.passing or left <= 0:
+            raise verdict.error
+        await asyncio.sleep(min(left, self._pause * (0.5 + random.random())))  # noqa: S311  # spreads clients
+        self._pause = min(self._pause * 2, _PAUSES[1])
+
+
+def _restless(where: str) -> Verdict:
+    reason = "the nodes of the cluster send each other's keys round in a circle; try again"
+    return Verdict(StoreUnavailable(where, reason, applied=False), passing=True)
+
+
+def _bad(reply: object) -> bool:
+    return isinstance(reply, Exception)

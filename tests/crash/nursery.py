@@ -1,0 +1,120 @@
+"""A small helper process that forks one child for each job: a process of its own in milliseconds, ready to be killed.
+
+The test process cannot fork by itself: it has threads. The helper imports everything once and never starts a thread.
+Jobs and answers are lines of JSON on its standard input and output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+_PROJECT: Final = Path(__file__).resolve().parents[2]
+_LONGEST: Final = 60.0
+"""Seconds after which a job counts as hanging: nothing in it waits for anything."""
+
+
+class Ended(NamedTuple):
+    """How a job's process ended: the signal that killed it, or None; and what it had to say."""
+
+    killed_by: int | None
+    answer: dict[str, Any]
+
+
+class Nursery:
+    """The test's side of the helper process."""
+
+    def __init__(self) -> None:
+        self._helper = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.crash.nursery"],
+            cwd=_PROJECT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, job: dict[str, Any]) -> Ended:
+        """Run a job of `tests.crash.scenario` in a process of its own, to its end or its death."""
+        assert self._helper.stdin is not None
+        assert self._helper.stdout is not None
+        print(json.dumps(job), file=self._helper.stdin, flush=True)
+        line = self._helper.stdout.readline()
+        assert line, "the helper process died"
+        ended = Ended(**json.loads(line))
+        assert "error" not in ended.answer, f"{job}:\n{ended.answer['error']}"
+        assert ended.killed_by in (None, signal.SIGKILL), f"{job}: killed by signal {ended.killed_by}"
+        return ended
+
+    def close(self) -> None:
+        """End the helper."""
+        assert self._helper.stdin is not None
+        assert self._helper.stdout is not None
+        self._helper.stdin.close()
+        self._helper.wait()
+        self._helper.stdout.close()
+
+
+def _child(job: dict[str, Any], answer: int) -> None:
+    from tests.crash import scenario
+
+    try:
+        told = asyncio.run(scenario.perform(**job))
+    except BaseException:
+        told = {"error": traceback.format_exc()}
+    with os.fdopen(answer, "w") as pipe:
+        json.dump(told, pipe)
+    os._exit(0)
+
+
+def _heard(pipe: int, process: int) -> dict[str, Any]:
+    """What the child says until it ends, or is ended for saying nothing too long."""
+    said = b""
+    while True:
+        if not select.select([pipe], [], [], _LONGEST)[0]:
+            os.kill(process, signal.SIGKILL)
+            return {"error": f"nothing happened for {_LONGEST} s"}
+        part = os.read(pipe, 1 << 16)
+        if not part:
+            return json.loads(said) if said else {}
+        said += part
+
+
+async def _warm_up() -> None:
+    """Load what is otherwise loaded at its first use, so that no child has to."""
+    import anyio.lowlevel
+
+    from tests.crash import scenario
+
+    assert scenario.perform
+    await anyio.lowlevel.checkpoint()  # loads the event loop's own part
+
+
+def main() -> None:
+    """Fork a child for each line of the standard input, and tell how it ended."""
+    asyncio.run(_warm_up())
+    gc.freeze()
+    for line in sys.stdin:
+        reading, writing = os.pipe()
+        process = os.fork()
+        if not process:
+            os.close(reading)
+            _child(json.loads(line), writing)
+        os.close(writing)
+        answer = _heard(reading, process)
+        os.close(reading)
+        _, status = os.waitpid(process, 0)
+        killed_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        print(json.dumps({"killed_by": killed_by, "answer": answer}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

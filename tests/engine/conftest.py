@@ -1,0 +1,30 @@
+"""What the engine's tests share: a Keeper on every store, and no pauses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.engine.wrapped import CountingStore
+from turnkeeper import Keeper
+from turnkeeper.stores.sqlite import SqliteStore
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]  # used by its name
+    """Pauses between attempts are politeness to a server, not behaviour that is looked at here."""
+    monkeypatch.setattr("turnkeeper.engine.loop._MODEL_PAUSE", 0.001)
+    monkeypatch.setattr("turnkeeper.engine.loop._POLL", 0.005)
+    monkeypatch.setattr("turnkeeper.engine.rounds._PAUSE", 0.001)
+    monkeypatch.setattr("turnkeeper.engine.delivery._PAUSE", 0.001)
+
+
+@pytest.fixture
+def counted(store: SqliteStore) -> CountingStore:
+    """The store, with its writes counted."""
+    return CountingStore(store)
+
+
+@pytest.fixture
+def keeper(counted: CountingStore) -> Keeper:
+    """A Keeper on the store. The store's fixture closes it."""
+    return Keeper(counted)

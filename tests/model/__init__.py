@@ -1,0 +1,1 @@
+"""The rules of a turn against models of them: explored exhaustively, driven at random, and cell by cell."""

@@ -1,0 +1,1 @@
+"""One module each, and what only one backend can show."""
