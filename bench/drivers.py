@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
-from bench.workload import Round, Turn
+from bench.workload import Turn
 from turnkeeper.log.store import Store
 from turnkeeper.turn.session import TurnCheckpointSession
 
@@ -16,6 +16,8 @@ class Driver(NamedTuple):
     name: str
     run: Callable[[Store, Turn], Awaitable[None]]
     target: float
+    fewest_writes: bool = False
+    """Whether it may take no more durable writes than there are effects, and two."""
 
 
 class Journal:
@@ -31,9 +33,9 @@ class Journal:
         """Store the input."""
         await self.session.start(self._messages, self._turn.tool_names, self._turn.runtime)
 
-    async def round(self, index: int, round_: Round) -> None:
+    async def round(self, index: int) -> None:
         """One round, from the model's decision to the commit."""
-        session = self.session
+        session, round_ = self.session, self._turn.rounds[index]
         await session.reserve_assistant(index, round_.decision)
         for slot, ((call_id, name, arguments), result) in enumerate(zip(round_.calls, round_.results, strict=True)):
             operation = session.logical_operation_id(index, slot)
@@ -58,8 +60,8 @@ class Journal:
     async def turn(self) -> None:
         """The whole turn."""
         await self.start()
-        for index, round_ in enumerate(self._turn.rounds):
-            await self.round(index, round_)
+        for index in range(len(self._turn.rounds)):
+            await self.round(index)
         await self.finish()
 
 

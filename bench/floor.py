@@ -16,7 +16,9 @@ class Floor:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._connection.execute("PRAGMA journal_mode = wal")
         self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.execute("CREATE TABLE step (id INTEGER PRIMARY KEY, turn INTEGER NOT NULL, body BLOB NOT NULL)")
+        self._connection.execute(
+            "CREATE TABLE step (id INTEGER PRIMARY KEY, turn INTEGER NOT NULL, body BLOB NOT NULL)"
+        )
 
     def _insert(self, turn: int, body: bytes) -> None:
         self._connection.execute("INSERT INTO step (turn, body) VALUES (?, ?)", (turn, body))

@@ -1,4 +1,4 @@
-"""Turns beside the bare floor: wall and CPU time, one at a time and many at once."""
+"""Turns beside the bare floor: wall and CPU time, one at a time and many at once; and what is written in one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 from bench.drivers import Driver
+from bench.findings import Finding
 from bench.floor import Floor
-from bench.recording import record
+from bench.recording import record, stored_in_file
 from bench.scratch import scratch
 from bench.workload import TURN, Turn, turns
 from turnkeeper.stores.sqlite import SqliteStore
 
-AT_ONCE: Final = {1: (12, 25), 16: (32, 11), 64: (64, 9)}
-"""Turns at once: how many turns one repetition has in all, and how many repetitions there are."""
+AT_ONCE: Final = {1: 200, 16: 16, 64: 6}
+"""Turns at once, and how many batches of them are measured beside as many of the floor."""
+_WARM_UP: Final = 1
+_STORED: Final = 64
 
 
 class Cost(NamedTuple):
@@ -26,89 +29,99 @@ class Cost(NamedTuple):
     cpu: float
 
 
-class Ratio(NamedTuple):
-    """A driver beside its floor, at one number of turns at once: medians for one turn, ratios of neighbours in time."""
-
-    driver: str
-    at_once: int
-    ours: Cost
-    floor: Cost
-    wall: float
-    wall_quartiles: tuple[float, float]
-    cpu: float
-    target: float
-    """Largest ratio of the wall times that is wanted."""
-
-    @property
-    def met(self) -> bool:
-        """Whether the target is met."""
-        return self.wall <= self.target
-
-
-async def measure(drivers: Sequence[Driver], report: Callable[[str], None]) -> list[Ratio]:
+async def measure(drivers: Sequence[Driver], progress: Callable[[str], None]) -> list[Finding]:
     """Every driver at every number of turns at once."""
-    found: list[Ratio] = []
-    for at_once, (count, repetitions) in AT_ONCE.items():
-        given = turns(TURN, count, seed=at_once)
+    found: list[Finding] = []
+    for at_once, batches in AT_ONCE.items():
         for driver in drivers:
-            report(f"{driver.name} beside the floor, {at_once} at once")
-            found.append(await _beside_floor(driver, given, at_once, repetitions))
+            progress(f"{driver.name}, {at_once} at once, beside the floor")
+            found += await _beside_floor(driver, at_once, batches)
     return found
 
 
-async def _beside_floor(driver: Driver, given: list[Turn], at_once: int, repetitions: int) -> Ratio:
+async def _beside_floor(driver: Driver, at_once: int, batches: int) -> list[Finding]:
+    given = turns(TURN, at_once * (batches + _WARM_UP), seed=at_once)
     written = await record(driver, given)
-    pairs: list[tuple[Cost, Cost]] = []
-    for repetition in range(repetitions + 1):
-        # Neighbours in time, so that what else the machine does weighs on both; the first pair warms up.
-        pair = (await _ours(driver, given, at_once), await _floor(written, at_once))
-        if repetition:
-            pairs.append(pair)
-    walls = [ours.wall / floor.wall for ours, floor in pairs]
-    low, _, high = statistics.quantiles(walls)
-    return Ratio(
-        driver.name,
-        at_once,
-        _median([ours for ours, _ in pairs]),
-        _median([floor for _, floor in pairs]),
-        statistics.median(walls),
-        (low, high),
-        statistics.median(ours.cpu / floor.cpu for ours, floor in pairs),
-        # At 64 at once: three times the floor's throughput.
-        driver.target if at_once == 1 else 1 / 3 if at_once == 64 else 1.0,
-    )
-
-
-def _median(costs: list[Cost]) -> Cost:
-    return Cost(statistics.median(c.wall for c in costs), statistics.median(c.cpu for c in costs))
-
-
-async def _ours(driver: Driver, given: list[Turn], at_once: int) -> Cost:
-    with scratch() as folder:
-        async with await SqliteStore.open(folder / "turns.db") as store:
-            return await _timed([lambda turn=turn: driver.run(store, turn) for turn in given], at_once)
-
-
-async def _floor(written: list[list[bytes]], at_once: int) -> Cost:
+    ours: list[Cost] = []
+    floors: list[Cost] = []
     with scratch() as folder:
         floor = Floor(folder / "floor.db")
         try:
-            return await _timed(
-                [lambda n=n, bodies=bodies: floor.turn(n, bodies) for n, bodies in enumerate(written)], at_once
-            )
+            async with await SqliteStore.open(folder / "turns.db") as store:
+                for first in range(0, len(given), at_once):
+                    # Small batches in turns: what else the machine does weighs on both.
+                    batch = range(first, first + at_once)
+                    ours.append(await _timed([driver.run(store, given[number]) for number in batch]))
+                    floors.append(await _timed([floor.turn(number, written[number]) for number in batch]))
         finally:
             floor.close()
+    return _compared(driver, at_once, ours[_WARM_UP:], floors[_WARM_UP:])
 
 
-async def _timed(jobs: list[Callable[[], Awaitable[None]]], at_once: int) -> Cost:
-    """What one job costs when `at_once` of them run at any time."""
-    waiting = iter(jobs)
-
-    async def work() -> None:
-        for job in waiting:
-            await job()
-
+async def _timed(work: list[Awaitable[None]]) -> Cost:
+    """What each piece of work costs when all are done at once."""
     wall, cpu = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(work() for _ in range(at_once)))
+    await asyncio.gather(*work)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return Cost(wall / len(jobs), cpu / len(jobs))
+    return Cost(wall / len(work), cpu / len(work))
+
+
+def _compared(driver: Driver, at_once: int, ours: list[Cost], floors: list[Cost]) -> list[Finding]:
+    """The medians of the ratios of neighbours in time."""
+    walls = [mine.wall / floor.wall for mine, floor in zip(ours, floors, strict=True)]
+    low, _, high = statistics.quantiles(walls)
+    cpu = statistics.median(mine.cpu / floor.cpu for mine, floor in zip(ours, floors, strict=True))
+    more = {
+        "quartile": low,
+        "to": high,
+        "ms a turn": 1000 * statistics.median(cost.wall for cost in ours),
+        "floor ms": 1000 * statistics.median(cost.wall for cost in floors),
+        "CPU ms a turn": 1000 * statistics.median(cost.cpu for cost in ours),
+        "floor CPU ms": 1000 * statistics.median(cost.cpu for cost in floors),
+    }
+    ratio = statistics.median(walls)
+    found = [
+        Finding(
+            f"{driver.name}, {at_once} at once: wall", ratio, "x floor", more, driver.target if at_once == 1 else None
+        ),
+        Finding(f"{driver.name}, {at_once} at once: CPU", cpu, "x floor", {}),
+    ]
+    if at_once == max(AT_ONCE):
+        found.append(Finding(f"{driver.name}, {at_once} at once: throughput", 1 / ratio, "x floor", {}, at_least=3))
+    return found
+
+
+async def count(drivers: Sequence[Driver], progress: Callable[[str], None]) -> list[Finding]:
+    """Durable writes of a turn, and the bytes that it takes in the store, beside what it consists of."""
+    given = turns(TURN, _STORED, seed=2)
+    payload = sum(turn.payload for turn in given)
+    found: list[Finding] = []
+    for driver in drivers:
+        progress(f"{driver.name}: writes and bytes")
+        written = await record(driver, given)
+        writes = {len(bodies) for bodies in written}
+        assert len(writes) == 1, "turns of one shape take the same writes"
+        bodies = sum(len(body) for turn in written for body in turn)
+        in_file = await stored_in_file(driver, given)
+        effects = TURN.effects
+        found += [
+            Finding(
+                f"{driver.name}: durable writes of {TURN}",
+                writes.pop(),
+                "writes",
+                {"effects": effects},
+                at_most=effects + 2 if driver.fewest_writes else None,
+            ),
+            Finding(
+                f"{driver.name}: stored in the file",
+                in_file / payload,
+                "x payload",
+                {
+                    "bytes a turn": in_file / _STORED,
+                    "payload": payload / _STORED,
+                    "bodies alone": bodies / payload,
+                },
+                at_most=0.8,
+            ),
+        ]
+    return found

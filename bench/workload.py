@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from bench.texts import Texts
@@ -18,7 +19,8 @@ class Round(NamedTuple):
     def calls(self) -> list[tuple[str, str, str]]:
         """(provider's call id, tool name, arguments) of every tool call."""
         return [
-            (call["id"], call["function"]["name"], call["function"]["arguments"]) for call in self.decision["tool_calls"]
+            (call["id"], call["function"]["name"], call["function"]["arguments"])
+            for call in self.decision["tool_calls"]
         ]
 
 
@@ -48,6 +50,11 @@ class Shape(NamedTuple):
     tools: int
     size: int
 
+    @property
+    def effects(self) -> int:
+        """What cannot be undone in a turn: model calls, with the one that answers; tool calls; the reply's sending."""
+        return self.rounds + 1 + self.rounds * self.tools + 1
+
     def __str__(self) -> str:
         return f"W({self.rounds}, {self.tools}, {self.size / 1024:g} KiB)"
 
@@ -56,10 +63,15 @@ TURN = Shape(3, 2, 2048)
 """The turn that is measured beside the floor."""
 
 
-def turns(shape: Shape, count: int, seed: int = 1) -> list[Turn]:
-    """`count` different turns, the same ones for the same seed."""
+def stream(shape: Shape, count: int, seed: int = 1) -> Iterator[Turn]:
+    """`count` different turns, the same ones for the same seed, each made when it is wanted."""
     texts = Texts(seed)
-    return [_turn(shape, texts, f"bench-{seed}-{number}") for number in range(count)]
+    return (_turn(shape, texts, f"bench-{seed}-{number}") for number in range(count))
+
+
+def turns(shape: Shape, count: int, seed: int = 1) -> list[Turn]:
+    """The same, all made at once."""
+    return list(stream(shape, count, seed))
 
 
 def _turn(shape: Shape, texts: Texts, trace_id: str) -> Turn:

@@ -12,12 +12,14 @@ import pytest
 
 from turnkeeper.log.store import Store
 from turnkeeper.stores.postgres import PostgresStore
+from turnkeeper.stores.redis import RedisStore
 from turnkeeper.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from tests.servers.postgres import Server
+    from tests.servers.redis import RedisCluster, RedisServer
 
-pytest_plugins = ["tests.servers.postgres"]
+pytest_plugins = ["tests.servers.postgres", "tests.servers.redis"]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -39,13 +41,21 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["sqlite file", "sqlite memory", "postgres"])
+@pytest.fixture(params=["sqlite file", "sqlite memory", "postgres", "redis", "redis resp3", "redis cluster"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     """Every store that a behaviour has to be the same on."""
     if request.param == "postgres":
         server: Server = request.getfixturevalue("postgres")
         url = server.url(request.getfixturevalue("postgres_database"))
         opened: Store = await PostgresStore.open(url)
+    elif request.param == "redis cluster":
+        cluster: RedisCluster = request.getfixturevalue("redis_cluster")
+        cluster.flush()
+        opened = await RedisStore.open(cluster.url())
+    elif request.param.startswith("redis"):
+        redis: RedisServer = request.getfixturevalue("redis_server")
+        redis.flush()
+        opened = await RedisStore.open(redis.url("protocol=3" if request.param == "redis resp3" else "protocol=2"))
     else:
         path = tmp_path / "turns.db" if request.param == "sqlite file" else ":memory:"
         opened = await SqliteStore.open(path)

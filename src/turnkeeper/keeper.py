@@ -36,12 +36,14 @@ class Pruned(NamedTuple):
 
 async def open_store(url: str, *, create: bool = True) -> Store:
     """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite:///:memory:`, or a file's path;
-    `postgresql://USER@HOST/DATABASE`.
+    `postgresql://USER@HOST/DATABASE`; `redis://HOST/DB`, `redis+cluster://HOST:PORT,HOST:PORT`,
+    `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`, with TLS `rediss…`.
 
     With `create` False, a store that is not there is an error.
 
     Options of SQLite: `?busy_timeout=SECONDS`, `?journal=delete`, `?max_bytes=N`; of PostgreSQL: `?schema=NAME`,
-    `?pool_size=N`, `?busy_timeout=SECONDS`, `?pooler=1`, and libpq's.
+    `?pool_size=N`, `?busy_timeout=SECONDS`, `?pooler=1`, and libpq's; of Redis: `?wait=REPLICAS`, `?timeout=SECONDS`,
+    `?patience=SECONDS`, `?connections=N`, `?name=PREFIX`, `?protocol=2`, and `ssl_…` for TLS.
 
     Raises:
         UnknownStoreUrl: the scheme or an option is not known.
@@ -49,9 +51,14 @@ async def open_store(url: str, *, create: bool = True) -> Store:
     """
     if url.startswith(("postgresql:", "postgres:")):
         return await _open_postgres(url, create=create)
+    if url.startswith(("redis:", "rediss:", "redis+", "rediss+")):
+        return await _open_redis(url)
     parts = urlsplit(url)
     if parts.scheme not in ("", "sqlite"):
-        raise UnknownStoreUrl(f"{parts.scheme}: is not a store that is known here; known: sqlite:///PATH, postgresql://HOST/DB")
+        known = (
+            "sqlite:///PATH, postgresql://HOST/DB, redis://HOST/DB, redis+cluster://HOST, redis+sentinel://HOST/SERVICE"
+        )
+        raise UnknownStoreUrl(f"{parts.scheme}: is not a store that is known here; known: {known}")
     from turnkeeper.stores.sqlite import SqliteStore
 
     if not parts.scheme:
@@ -77,6 +84,14 @@ async def _open_postgres(url: str, *, create: bool) -> Store:
     except ImportError as e:  # of psycopg, or by psycopg of the system's libpq
         raise UnknownStoreUrl(f"postgresql: needs psycopg ({e}); pip install 'turnkeeper[postgres]'") from e
     return await PostgresStore.open(url, create=create)
+
+
+async def _open_redis(url: str) -> Store:
+    try:
+        from turnkeeper.stores.redis import RedisStore
+    except ImportError as e:
+        raise UnknownStoreUrl(f"redis: needs redis-py ({e}); pip install 'turnkeeper[redis]'") from e
+    return await RedisStore.open(url)
 
 
 class Keeper:

@@ -12,7 +12,13 @@ from turnkeeper.log import frames
 from turnkeeper.log.store import Store
 from turnkeeper.turn.records import AnyRecord
 from turnkeeper.turn.state import TurnRules
-from turnkeeper.turn_checkpoint import ToolCallAction, ToolCallDecision, TurnCheckpointSession, TurnSnapshot
+from turnkeeper.turn_checkpoint import (
+    ToolCallAction,
+    ToolCallDecision,
+    ToolCallState,
+    TurnCheckpointSession,
+    TurnSnapshot,
+)
 
 TRACE: Final = "trace-1"
 OWNER: Final = "worker-1"
@@ -158,7 +164,7 @@ class Script:
         if decision.action is ToolCallAction.ALREADY_EXECUTING and not done:
             # The answer to `begin` was lost, so the effect was never started: its owner knows, and says so.
             abandoned = await self.step(f"abandon {slot}")
-            assert abandoned.action is ToolCallAction.ABANDONED
+            assert abandoned.state is ToolCallState.CLAIMED  # also if a cancelled call of the same kind was in before
             decision = await self._claim(slot, begin=False)
             assert decision.action is ToolCallAction.RECLAIMED
         if not done:

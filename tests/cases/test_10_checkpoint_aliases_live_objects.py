@@ -102,9 +102,9 @@ async def test_nothing_that_is_handed_in_or_out_is_shared(store: ClockedStore) -
     session = TurnCheckpointSession(store, "trace", labels=labels)
     labels["who"] = "spoilt"
     user: list[Any] = [{"role": "user", "content": "a", "parts": [{"n": [1]}]}]
-    decision = {"content": None, "tool_calls": [CALL]}
-    result = {"ok": [1], "deep": {"a": [{"b": []}]}}
-    transcript = [*user, {"role": "assistant", **decision}, {"role": "tool", "content": result}]
+    decision: dict[str, Any] = {"content": None, "tool_calls": [CALL]}
+    result: dict[str, Any] = {"ok": [1], "deep": {"a": [{"b": []}]}}
+    transcript: list[Any] = [*user, {"role": "assistant", **decision}, {"role": "tool", "content": result}]
     arguments = CALL["function"]["arguments"]  # pyright: ignore[reportArgumentType]
 
     def expect(snapshot: TurnSnapshot, messages: list[Any], runtime: dict[str, Any]) -> None:
@@ -186,6 +186,7 @@ async def test_evidence_and_resolutions_do_not_share(store: ClockedStore) -> Non
     assert answered.evidence is None or answered.evidence == {"late": [1]}
     slot = await session.get_tool(0, 0)
     assert slot is not None
+    assert slot.evidence is not None
     assert slot.evidence == {"late": [1]}
     slot.evidence["late"].append(3)
     settled: dict[str, Any] = {"settled": [1]}

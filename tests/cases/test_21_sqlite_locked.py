@@ -36,13 +36,15 @@ async def _take_turns(number: int, path: str, left: Any) -> int:
     async with await SqliteStore.open(path) as store:
         if number == PROCESSES:
             return await _list_slowly(store, left)
-        for turn in range(TURNS):
-            session = TurnCheckpointSession(store, f"turn {number}.{turn}")
-            await session.start(MESSAGES, ["order"])
-            await session.save_final_model(FINAL)
-            assert (await session.mark_completed(allow_no_output=True)).completed
-        with left.get_lock():
-            left.value -= 1
+        try:
+            for turn in range(TURNS):
+                session = TurnCheckpointSession(store, f"turn {number}.{turn}")
+                await session.start(MESSAGES, ["order"])
+                await session.save_final_model(FINAL)
+                assert (await session.mark_completed(allow_no_output=True)).completed
+        finally:
+            with left.get_lock():
+                left.value -= 1
     return TURNS
 
 

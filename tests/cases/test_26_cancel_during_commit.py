@@ -123,12 +123,14 @@ async def sweep(
     answer = repr(plain(await outcome_of(act())))
     clean = Clean(before, await records(store, key), answer)
     assert len(clean.after) > len(clean.before)
+    found: list[Any] = []
     for number in count(1):
         await store.erase(key)
         act = await prepare(faulty)
         outcome = await cancel(faulty, act, how, number)
         if not isinstance(outcome, asyncio.CancelledError):
             assert repr(plain(outcome)) == clean.answer
+            assert how != "after" or found == clean.after  # of the last point, behind the append itself
             return number - 1
         others_can_write(store)
         found = await records(store, key)
@@ -136,11 +138,12 @@ async def sweep(
         if how == "before" and number == 1:
             assert found == clean.before
         await turn_without_tools(faulty, f"another turn {number}")
-        assert await records(store, key) == found
+        # Cancelled while it was on its way to a server, it may arrive now; there is nothing in between.
+        assert await records(store, key) in (found, clean.after)
         assert repr(plain(await outcome_of(act()))) == clean.answer
         behind = await records(store, key)
         assert behind[: len(clean.after)] == clean.after
-        assert len(behind) == len(clean.after) + (leases and found == clean.after)
+        assert len(behind) <= len(clean.after) + leases
     raise AssertionError
 
 

@@ -295,6 +295,27 @@ async def test_a_cancelled_task_does_not_mislead_its_neighbour(store: ClockedSto
     assert log.cached == await tally_log(store).read()
 
 
+async def test_a_read_that_was_under_way(store: ClockedStore) -> None:
+    """LOG-2: a read that was asked for before the log's own append brings that append again: it is folded once."""
+    faulty = FaultyStore(store)
+    log, other = tally_log(faulty), tally_log(store)
+    await log.ask(adding(1, "a"))
+    go_on, real_read = asyncio.Event(), faulty.read
+
+    async def read_late(key: str, *, after: object = NOWHERE) -> object:
+        await go_on.wait()
+        return await real_read(key, after=after)  # pyright: ignore[reportArgumentType]  # handed through
+
+    faulty.read = read_late  # pyright: ignore[reportAttributeAccessIssue]  # the store is slow to answer
+    reading = asyncio.ensure_future(log.read())
+    await asyncio.sleep(0)
+    assert await log.ask(adding(10, "b")) == "added"
+    await other.ask(adding(100, "c"))
+    go_on.set()
+    assert (await reading).total == 111
+    assert log.cached == await other.read()
+
+
 async def test_processes_and_tasks_together(store: ClockedStore) -> None:
     """LOG-2, LOG-5: several logs on one key, each shared by tasks: nothing is lost, nothing twice."""
     logs = [tally_log(store) for _ in range(3)]

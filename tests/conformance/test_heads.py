@@ -18,7 +18,7 @@ MINUTE = 60_000
 async def test_a_head_tells_what_its_writer_gave(store: ClockedStore) -> None:
     """LOG-8: the writer's block as given with the last append, and the store's block counted by the store."""
     labels = {"turn": "t-1", "": "empty", "\u6f22": "\u5b57 \U0001f602", "quote'\"": "\x00\r\n"}
-    given = Head(kind="turn", phase="STARTED", attention="ambiguous_tool", owner="w1", labels=labels, ttl_ms=5)
+    given = Head(kind="turn", phase="STARTED", attention="ambiguous_tool", owner="w1", labels=labels, ttl_ms=MINUTE)
     position = await append(store, "k", b"12345", b"", head=given)
     (head,) = await listed(store)
     stamp = (await store.read("k")).records[0].at

@@ -28,6 +28,7 @@ from turnkeeper.engine.stored import stored_messages
 from turnkeeper.engine.tools import Policy, Tool
 from turnkeeper.engine.transcript import check_pairs
 from turnkeeper.engine.wire import to_builtins
+from turnkeeper.log.store import Store
 from turnkeeper.models.scripted import calls, text
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn import records as r
@@ -63,7 +64,7 @@ class Boundaries:
 class MortalStore(WrappedStore):
     """A store that the process may die at: immediately before and immediately behind each append."""
 
-    def __init__(self, inner: SqliteStore, boundaries: Boundaries) -> None:
+    def __init__(self, inner: Store, boundaries: Boundaries) -> None:
         super().__init__(inner)
         self._reach = boundaries.reach
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.engine.wrapped import CountingStore
 from turnkeeper import Keeper
-from turnkeeper.stores.sqlite import SqliteStore
+from turnkeeper.log.store import Store
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[repo
 
 
 @pytest.fixture
-def counted(store: SqliteStore) -> CountingStore:
+def counted(store: Store) -> CountingStore:
     """The store, with its writes counted."""
     return CountingStore(store)
 

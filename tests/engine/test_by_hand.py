@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.support import ClockedStore
 from tests.engine.support import Channel, Ledger, last_results, messages_of, requests_of, state_of
 from turnkeeper import Agent, Keeper, ReplyPort, ScriptedModel, Tool, ToolContext, TurnCheckpointSession
 from turnkeeper.errors import TurnCheckpointConflict
-from turnkeeper.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
 
@@ -93,7 +93,7 @@ async def test_what_was_done_by_hand_is_not_done_again(keeper: Keeper) -> None:
     assert last_results(desk.model.requests[0]) == ["on its way", "refunded"]
 
 
-async def test_what_was_begun_by_hand_is_in_doubt_once_its_lease_is_over(keeper: Keeper, store: SqliteStore) -> None:
+async def test_what_was_begun_by_hand_is_in_doubt_once_its_lease_is_over(keeper: Keeper, store: ClockedStore) -> None:
     session = keeper.session("t")
     await session.start(ASKED)
     await session.reserve_assistant(0, dict(DECISION))

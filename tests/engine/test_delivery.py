@@ -7,6 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.conformance.support import ClockedStore
 from tests.engine.support import Channel, records_of, state_of, until
 from turnkeeper import (
     Agent,
@@ -22,7 +23,6 @@ from turnkeeper import (
     TurnResult,
 )
 from turnkeeper.errors import InvalidInput, TurnCheckpointError
-from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn import records as r
 from turnkeeper.turn.names import TurnPhase
 
@@ -41,8 +41,6 @@ async def dies_in_the_send(keeper: Keeper, channel: Channel) -> None:
     async def send(reply: Reply) -> str:
         if channel.sent_all_the_same:
             channel.sent.append(reply)
-        with anyio.CancelScope() as scope:
-            scope.cancel()
         dead.cancel()
         await anyio.sleep_forever()
         raise AssertionError
@@ -191,7 +189,7 @@ async def test_only_a_reply_in_doubt_can_be_settled(keeper: Keeper) -> None:
 
 
 @pytest.mark.parametrize("sent", [True, False])
-async def test_a_dead_senders_reply_is_looked_for(keeper: Keeper, store: SqliteStore, *, sent: bool) -> None:
+async def test_a_dead_senders_reply_is_looked_for(keeper: Keeper, store: ClockedStore, *, sent: bool) -> None:
     channel = Channel(sent_all_the_same=sent)
     await dies_in_the_send(keeper, channel)
     await store.advance_clock(30_000)
@@ -204,7 +202,7 @@ async def test_a_dead_senders_reply_is_looked_for(keeper: Keeper, store: SqliteS
     assert [reply.text for reply in channel.sent] == ["hello"]
 
 
-async def test_a_dead_senders_reply_goes_again_to_a_keyed_channel(keeper: Keeper, store: SqliteStore) -> None:
+async def test_a_dead_senders_reply_goes_again_to_a_keyed_channel(keeper: Keeper, store: ClockedStore) -> None:
     channel = Channel(sent_all_the_same=True)
     await dies_in_the_send(keeper, channel)
     await store.advance_clock(30_000)
@@ -213,7 +211,7 @@ async def test_a_dead_senders_reply_goes_again_to_a_keyed_channel(keeper: Keeper
     assert len({(reply.key, reply.text) for reply in channel.sent}) == 1
 
 
-async def test_a_dead_senders_reply_is_in_doubt_where_nobody_can_know(keeper: Keeper, store: SqliteStore) -> None:
+async def test_a_dead_senders_reply_is_in_doubt_where_nobody_can_know(keeper: Keeper, store: ClockedStore) -> None:
     channel = Channel(sent_all_the_same=True)
     await dies_in_the_send(keeper, channel)
     await store.advance_clock(30_000)
@@ -268,7 +266,7 @@ async def test_a_slow_send_is_not_taken_for_a_dead_one(keeper: Keeper) -> None:
     assert len(channel.sent) == 1
 
 
-async def test_a_look_up_that_is_out_of_date_lets_nobody_send(keeper: Keeper, store: SqliteStore) -> None:
+async def test_a_look_up_that_is_out_of_date_lets_nobody_send(keeper: Keeper, store: ClockedStore) -> None:
     """Meanwhile another worker took the reply over and may have sent it: it has to be looked for once more."""
     looking, go_on = anyio.Event(), anyio.Event()
     channel = Channel()
@@ -312,7 +310,7 @@ async def dies_in_the_send_of_a_keyed_channel(keeper: Keeper, channel: Channel) 
     assert len(channel.sent) == 1
 
 
-async def test_two_message_ids_for_one_reply_are_both_kept(keeper: Keeper, store: SqliteStore) -> None:
+async def test_two_message_ids_for_one_reply_are_both_kept(keeper: Keeper, store: ClockedStore) -> None:
     """A sender that was taken for dead comes back: evidence of a double send."""
     going, go_on = anyio.Event(), anyio.Event()
 

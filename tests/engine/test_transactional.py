@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,19 @@ from tests.engine.support import asks, asks_once, last_results, records_of, stat
 from tests.engine.wrapped import CountingStore, FailingStore
 from turnkeeper import Agent, EffectRefused, Keeper, ToolContext, tool
 from turnkeeper.errors import TurnkeeperError
-from turnkeeper.log.record import NOWHERE, Appended, Head
+from turnkeeper.log.record import NOWHERE, Behind, GuardFailed, Head
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn import records as r
 
 pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["sqlite file", "sqlite memory"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """The tools of these tests speak SQLite's SQL."""
+    path = tmp_path / "turns.db" if request.param == "sqlite file" else ":memory:"
+    async with await SqliteStore.open(path) as opened:
+        yield opened
 
 
 @tool(transactional=True)
@@ -35,17 +44,11 @@ async def booked(store: SqliteStore) -> list[int]:
             return []
         return [n for (n,) in transaction.execute("SELECT n FROM booking ORDER BY n")]
 
-    # Read through a transaction on a log of its own, as a store in memory has no other way in.
-    key = f"reader {id(read)} {len(await _heads(store))}"
+    # Through a transaction on a log of its own, as there is no other way into a store in memory.
+    key = f"reader {len([head async for head in store.heads()])}"
     outcome = await store.append_with(key, read, lambda _: [b"r"], expected=NOWHERE, head=Head(kind="test", phase=""))
-    assert isinstance(outcome, tuple)
-    found, appended = outcome
-    assert isinstance(appended, Appended)
-    return found
-
-
-async def _heads(store: SqliteStore) -> list[Head]:
-    return [head async for head in store.heads()]
+    assert not isinstance(outcome, Behind | GuardFailed)
+    return outcome[0]
 
 
 @pytest.mark.parametrize("parallel", [True, False])

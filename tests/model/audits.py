@@ -11,6 +11,7 @@ from typing import Final
 from tests.model.world import Appending, Broken
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
+from turnkeeper.turn.identity import ToolCall
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState, TurnPhase
 from turnkeeper.turn.state import Slot, Transcript, TurnState, final_model, final_text, thaw_messages
 
@@ -214,15 +215,32 @@ def audit_barrier(a: Appending) -> None:
         slot = before.get((record.round_index, record.slot_index))
         if slot is not None and not slot.replay_safe and slot.state is not _S.CLAIMED:
             raise Broken("an unsafe slot is begun from CLAIMED alone", (slot, record))
+    _audit_trap(a)
     after = dict(slots_of(a.after))
     for where, slot in before.items():
         if slot.state is _S.CLAIMED or after[where].state is not _S.CLAIMED or slot.replay_safe:
             continue
-        if not any(_frees(x) and (x.round_index, x.slot_index) == where for x in a.verdict.records):
+        if not any(_frees(x, where) for x in a.verdict.records):
             raise Broken("an unsafe slot is freed behind its barrier only by abandoning or resolving", a)
 
 
-def _frees(record: r.AnyRecord) -> bool:
-    return isinstance(record, r.ToolAbandoned) or (
-        isinstance(record, r.ToolResolved) and record.resolution is Resolution.DID_NOT_HAPPEN
-    )
+def _audit_trap(a: Appending) -> None:
+    """T3, "Trap worth a test of its own": no call is made again in a later round while it is in doubt, unless asked to."""
+    before, in_doubt = dict(slots_of(a.before)), set[tuple[int, ToolCall]]()
+    round_ = a.before.round
+    while round_ is not None:
+        for call, slot in zip(round_.calls, round_.slots, strict=True):
+            if slot is not None and slot.state is _S.AMBIGUOUS:
+                in_doubt.add((round_.index, call))
+        round_ = round_.previous
+    for command in a.ask.commands:
+        if isinstance(command, c.ClaimTool) and not command.repeat_ambiguous:
+            new = (command.round_index, command.slot_index) not in before
+            if new and any(index < command.round_index and call == command.call for index, call in in_doubt):
+                raise Broken("a call in doubt is not made again in a later round", command)
+
+
+def _frees(record: r.AnyRecord, where: tuple[int, int]) -> bool:
+    if not isinstance(record, r.ToolAbandoned | r.ToolResolved) or (record.round_index, record.slot_index) != where:
+        return False
+    return isinstance(record, r.ToolAbandoned) or record.resolution is Resolution.DID_NOT_HAPPEN

@@ -14,8 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from turnkeeper.errors import TurnCheckpointError
-from turnkeeper.log.record import Guard
 from turnkeeper.log.decision import Decision
+from turnkeeper.log.record import Guard
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.records import AnyRecord
@@ -66,7 +66,7 @@ class Verdict(NamedTuple):
     records: tuple[AnyRecord, ...] = ()
     guard: Guard | None = None
     final: bool = False
-    refused: TurnCheckpointError | None = None
+    refused: type[TurnCheckpointError] | None = None
 
 
 class Appending(NamedTuple):
@@ -96,6 +96,7 @@ class Book:
         audits: checks of every accepted append.
         keeps: which states still matter to a worker once it is behind: those on which it may get a final answer without
             asking the store. That no others give final answers is checked.
+        remembers: whether questions come up again, so that it is worth remembering what became of them.
         fenced: whether the store compares the tail (LOG-2), for mutants.
         guarded: whether the store judges guards (LOG-4), for mutants.
     """
@@ -106,12 +107,15 @@ class Book:
         rules: DecideAll = decide_all,
         audits: Iterable[Audit] = (),
         keeps: Callable[[TurnState], bool] = lambda _: True,
+        remembers: bool = True,
         fenced: bool = True,
         guarded: bool = True,
     ) -> None:
         self._rules = rules
         self._audits = tuple(audits)
         self._keeps = keeps
+        self._remembers = remembers
+        self._latest = -1
         self._fenced = fenced
         self._guarded = guarded
         self._numbers: dict[bytes, int] = {}
@@ -163,6 +167,9 @@ class Book:
 
     def verdict(self, number: int, ask: Ask, now: int) -> Verdict:
         """What the rules say to `ask` in that state, at that time."""
+        if not self._remembers and number != self._latest:
+            self._verdicts.clear()
+            self._latest = number
         key = (number, ask, now)
         found = self._verdicts.get(key)
         if found is None:
@@ -173,13 +180,15 @@ class Book:
         try:
             decision = self._rules(state, ask.commands, now)
         except TurnCheckpointError as e:
-            return Verdict((), refused=e)
+            return Verdict((), refused=type(e))  # the error itself would keep every frame of the search alive
         if decision.final and not decision.records and not self._keeps(state):
             raise Broken("a final answer only where it can never change", ask)
         return Verdict(decision.answer, decision.records, decision.guard, decision.final)
 
     def step(self, log: int, cache: int, ask: Ask, now: int) -> Step:
         """One store call of a worker with the view `cache` that takes `now` for the store's time."""
+        if not self._remembers:
+            return self._step(log, cache, ask, now)
         key = (log, cache, ask, now)
         found = self._steps.get(key)
         if found is None:
@@ -277,7 +286,9 @@ def explore(
             frontier = following
             depth += 1
         if goal is not None:
-            for world in came.keys() - _leading_to(filter(goal, came), edges):
+            stuck = came.keys() - _leading_to(filter(goal, came), edges)
+            if stuck:
+                world = stuck.pop()
                 raise Broken("every state can still come to a good end")
     except Broken as e:
         raise Broken(e.invariant, "\n".join([str(e), *_way(came, world), str(world)])) from e

@@ -11,10 +11,11 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import psycopg
 import pytest
@@ -70,32 +71,50 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def unprivileged() -> dict[str, Any]:
-    """Options for a process that the server's programs agree to: they do not run as root."""
+def owner() -> tuple[int, int]:
+    """User and group that run the servers: not root, whom they refuse."""
     if os.geteuid() != 0:
-        return {"preexec_fn": _end_with_parent}
-    for name in ("postgres", "nobody"):
-        try:
-            user = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": [], "preexec_fn": _end_with_parent}
-    raise AssertionError("no user to run a server as")
+        return os.geteuid(), os.getegid()
+    user = pwd.getpwnam("postgres")
+    return user.pw_uid, user.pw_gid
+
+
+def start(arguments: Sequence[str | Path], output: IO[bytes], folder: Path) -> subprocess.Popen[bytes]:
+    """Start a program as `owner`; it ends with the tests, however those end."""
+
+    def run() -> subprocess.Popen[bytes]:
+        if os.geteuid() != 0:
+            return subprocess.Popen(arguments, stdout=output, stderr=output, cwd=folder, preexec_fn=_end_with_parent)
+        user, group = owner()
+        return subprocess.Popen(
+            arguments,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            user=user,
+            group=group,
+            extra_groups=[],
+            preexec_fn=_end_with_parent,
+        )
+
+    # To the system the parent is a thread: one that is there until the tests end.
+    return _PARENT.submit(run).result()
+
+
+_PARENT: Final = ThreadPoolExecutor(1)
+_LIBC: Final = ctypes.CDLL(None)
 
 
 def _end_with_parent() -> None:
-    """Ask the system to end this process with the tests, however those end."""
-    ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
+    _LIBC.prctl(1, signal.SIGQUIT)  # PR_SET_PDEATHSIG
 
 
 @contextmanager
-def scratch(name: str) -> Iterator[Path]:
+def scratch(name: str) -> Generator[Path]:
     """A folder that an unprivileged server may use; pytest's own are the tests' user's alone."""
     folder = Path(tempfile.mkdtemp(prefix=f"turnkeeper-{name}-"))
     try:
-        options = unprivileged()
-        if "user" in options:
-            os.chown(folder, options["user"], options["group"])
+        os.chown(folder, *owner())
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -136,15 +155,13 @@ class Server:
         """Start, and wait until it takes connections."""
         options = [argument for name, value in self._settings.items() for argument in ("-c", f"{name}={value}")]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._bin / "postgres", "-D", self.data, *options], stdout=log, stderr=log, **unprivileged()
-            )
+            self._process = process = start([self._bin / "postgres", "-D", self.data, *options], log, self.folder)
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 psycopg.connect(self.url("postgres"), connect_timeout=5).close()
             except psycopg.OperationalError as e:
-                if self._process.poll() is not None or time.monotonic() > deadline:
+                if process.poll() is not None or time.monotonic() > deadline:
                     raise AssertionError((self.folder / "log").read_text()) from e
                 time.sleep(0.02)
             else:
@@ -157,16 +174,18 @@ class Server:
             self._process.wait(PATIENCE)
             self._process = None
 
-    def url(self, database: str, user: str = "postgres", **options: str | int) -> str:
+    def url(self, database: str, user: str = "postgres", **options: str | float) -> str:
         """The URL of a database."""
         query = "&".join(f"{name}={value}" for name, value in options.items())
         return f"postgresql://{user}@127.0.0.1:{self.port}/{database}{'?' if query else ''}{query}"
 
-    def run(self, statement: str, parameters: Sequence[Any] = (), *, database: str = "postgres") -> list[tuple[Any, ...]]:
+    def run(
+        self, statement: str, parameters: Sequence[Any] = (), *, database: str = "postgres"
+    ) -> list[tuple[Any, ...]]:
         """Run one statement in a session of its own, and give its rows. Waits for no lock longer than ten seconds."""
         with psycopg.connect(self.url(database), autocommit=True, options="-c lock_timeout=10s") as connection:
             cursor = connection.execute(statement.encode(), parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if cursor.description is not None else []
 
     def database(self, settings: str = "") -> str:
         """A new, empty database; its name."""
@@ -180,15 +199,23 @@ class Server:
         """Drop a database, with whoever is still connected to it."""
         self.run(f"DROP DATABASE {database} WITH (FORCE)")
 
+    def wipe(self, database: str) -> None:
+        """Make a database as empty as a new one, in less time; whoever is still connected to it is cut off."""
+        self.run(f"ALTER DATABASE {database} RESET ALL")
+        self.run("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s", [database])
+        schemas = "SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'"
+        for (name,) in self.run(schemas, database=database):
+            self.run(f'DROP SCHEMA "{name}" CASCADE', database=database)
+        self.run("CREATE SCHEMA public", database=database)
+
     def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [self._bin / program, *arguments], capture_output=True, check=False, cwd=self.folder, **unprivileged()
-        )
-        assert done.returncode == 0, done.stderr.decode()
+        with (self.folder / "log").open("ab") as log:
+            done = start([self._bin / program, *arguments], log, self.folder).wait(PATIENCE)
+        assert done == 0, (self.folder / "log").read_text()
 
 
 @contextmanager
-def server(**settings: str) -> Iterator[Server]:
+def server(**settings: str) -> Generator[Server]:
     """An empty cluster in a folder of its own, not started; stopped at the end."""
     found = programs()
     required("PostgreSQL", found is not None)

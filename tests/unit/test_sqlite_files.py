@@ -244,8 +244,27 @@ async def test_a_lock_while_opening(tmp_path: Path) -> None:
         await append(store, "k", b"1")
 
 
+@pytest.mark.parametrize("in_time", [False, True])
+async def test_a_writer_while_wal_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_time: bool) -> None:
+    """SQLite does not wait for a writer where the journal mode is changed: the store does, and in the end says it was busy."""
+    path = tmp_path / "turns.db"
+    async with await SqliteStore.open(path, journal="delete") as store:
+        await append(store, "k", b"1")
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        if in_time:
+            # The writer ends as soon as the store has found out that it has to wait.
+            monkeypatch.setattr(schema.time, "sleep", lambda _: writer.in_transaction and writer.execute("ROLLBACK"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+            async with await SqliteStore.open(path) as store:
+                assert await whole(store, "k") == [(1, b"1")]
+            assert not writer.in_transaction
+        else:
+            with pytest.raises(StoreBusy):
+                await SqliteStore.open(path, busy_timeout=0.1)
+
+
 async def test_a_reader_while_wal_is_set(tmp_path: Path) -> None:
-    """SQLite does not wait by itself where the journal mode is changed; the store does, and then says that it was busy."""
+    """A reader that does not end in time is told in the same way."""
     path = tmp_path / "turns.db"
     async with await SqliteStore.open(path, journal="delete") as store:
         await append(store, "k", b"1")

@@ -82,20 +82,32 @@ async def test_a_clock_that_is_set_back(tmp_path: Path) -> None:
             assert (await other.read("nothing")).now == NOON + 500
 
 
-async def test_guards_while_the_clock_is_set_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("guard", "holds"),
+    [
+        (Guard(not_after=NOON - 1), False),
+        (Guard(not_after=NOON), True),
+        (Guard(not_before=NOON), True),
+        (Guard(not_before=NOON + 1), False),
+        (Guard(NOON, NOON), True),
+    ],
+)
+async def test_guards_while_the_clock_is_set_back(tmp_path: Path, guard: Guard, holds: bool) -> None:
     """LOG-4: judged on the log's time, which has not gone back: no lease is revived, and none is waited for in vain."""
     clock = Clock()
     async with await SqliteStore.open(tmp_path / "turns.db", clock=clock) as store:
         position = await append(store, "k", b"1")
         clock.now -= 3_600_000
-        over = await store.append("k", [b"x"], expected=position, head=HEAD, guard=Guard(not_after=NOON - 1))
-        assert over == GuardFailed(NOON)
-        behind = await store.append("k", [b"x"], expected=NOWHERE, head=HEAD, guard=Guard(not_after=NOON - 1))
+        behind = await store.append("k", [b"x"], expected=NOWHERE, head=HEAD, guard=guard)
         assert isinstance(behind, Behind)
         assert behind.tail.now == NOON
-        outcome = await store.append("k", [b"2"], expected=position, head=HEAD, guard=Guard(not_before=NOON))
-        assert isinstance(outcome, Appended)
-        assert outcome.at == NOON
+        outcome = await store.append("k", [b"2"], expected=position, head=HEAD, guard=guard)
+        if holds:
+            assert isinstance(outcome, Appended)
+            assert outcome.at == NOON
+        else:
+            assert outcome == GuardFailed(NOON)
+        assert len(await whole(store, "k")) == 1 + holds
 
 
 # --- group commit ----------------------------------------------------------------------------------------------

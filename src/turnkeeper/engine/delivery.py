@@ -72,24 +72,27 @@ def _reply(state: TurnState, trace_id: str) -> Reply:
 
 
 async def _take_over(journal: Journal, port: ReplyPort) -> None:
-    """Become the sender of a reply that somebody else reserved. A send of his that may be out is looked up first."""
-    delivery = _delivery(journal.state)
-    # Also waits for his lease to end: while he lives, he may be sending.
-    await journal.ask(_claim(journal))
-    if delivery.unknown or not (delivery.not_sent or port.keyed):
-        surely_not = await _find_out(journal, port, "its sender stopped in the middle of the send")
-        if surely_not is not None:
-            settle = [c.ResolveDelivery(None, journal.owner, surely_not.evidence)] if delivery.unknown else []
-            await journal.ask(*settle, _claim(journal), while_true=_ours(journal))
+    """Become the sender of a reply that somebody else reserved. A send that may be out is looked up first."""
+    before = _delivery(journal.state)
+    if not before.unknown:
+        # Also waits for his lease to end: while he lives, he may be sending.
+        await journal.ask(_claim(journal))
+        if before.not_sent or port.keyed:
+            return
+    looked_at = _delivery(journal.state)
+    surely_not = await _find_out(journal, port, "its sender stopped in the middle of the send")
+    if surely_not is not None:
+        settle = [c.ResolveDelivery(None, journal.owner, surely_not.evidence)] if before.unknown else []
+        await journal.ask(*settle, _claim(journal), while_true=_owned_by(looked_at.owner))
 
 
 def _claim(journal: Journal) -> c.ClaimDelivery:
     return c.ClaimDelivery(journal.owner, journal.lease_ms)
 
 
-def _ours(journal: Journal) -> Callable[[TurnState], bool]:
+def _owned_by(owner: str) -> Callable[[TurnState], bool]:
     """Nobody has taken the reply over since, so nobody else can have sent it."""
-    return lambda state: state.delivery is not None and state.delivery.owner == journal.owner
+    return lambda state: state.delivery is not None and state.delivery.owner == owner
 
 
 async def _find_out(journal: Journal, port: ReplyPort, reason: str) -> DidNotHappen | None:
@@ -120,7 +123,7 @@ async def _record(journal: Journal, message_id: str) -> None:
 async def _send_once(journal: Journal, leases: LeaseKeeper, port: ReplyPort, reply: Reply) -> str:
     async def renew() -> bool:
         try:
-            await journal.ask(_claim(journal), while_true=_ours(journal))
+            await journal.ask(_claim(journal), while_true=_owned_by(journal.owner))
         except TurnCheckpointError:
             return False
         return True
@@ -157,7 +160,7 @@ async def _send(journal: Journal, leases: LeaseKeeper, port: ReplyPort) -> None:
             log.warning("the reply of turn %s was not sent, will try again: %s", reply.turn_id, reason)
             await anyio.sleep(pause)
             pause *= 2
-            await journal.ask(_claim(journal), while_true=_ours(journal))
+            await journal.ask(_claim(journal), while_true=_owned_by(journal.owner))
         else:
             await _record(journal, message_id)
             return

@@ -34,7 +34,7 @@ COMPRESS_FROM: Final = 512
 MAX_INFLATED: Final = 64 * 1024 * 1024
 """Largest msgpack, in bytes, that is written or inflated unless the caller says otherwise."""
 
-_LEVEL: Final = 3
+_LEVEL: Final = 1
 _LATELY: Final = 256
 """Frames whose payload a thread remembers."""
 _SMALL: Final = 16 * 1024

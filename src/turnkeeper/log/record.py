@@ -47,7 +47,7 @@ class Guard(NamedTuple):
         return Guard(max(lows, default=None), min(highs, default=None))
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The small readable part of a log, for listing and for operators; never the truth (LOG-8).
 
     A writer gives the first block with an append; the store keeps the second.

@@ -5,7 +5,7 @@ All rules live in pure functions; this is the only place that puts them to a sto
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -114,6 +114,7 @@ class FencedLog(Generic[S, R]):
         if self._unsure:
             await self.read()
             fresh = True
+        lost: dict[bytes, Decision[R, A]] = {}
         for _ in range(_TRIES):
             try:
                 decision = decide(self._state, self.now())
@@ -127,8 +128,10 @@ class FencedLog(Generic[S, R]):
                 if fresh or decision.final:
                     return decision.answer
                 await self.read()
-            elif await self._append(decision):
-                return decision.answer
+            else:
+                appended = await self._append(decision, lost)
+                if appended is not None:
+                    return appended.answer
             fresh = True
         raise StoreContention(self.key, f"other writers moved it {_TRIES} times meanwhile; try again")
 
@@ -167,7 +170,7 @@ class FencedLog(Generic[S, R]):
 
             def bodies(result: T, built: list[R] = built) -> list[bytes]:
                 built[:] = records(result)
-                return self._encode(built, secrets.token_bytes(8))
+                return self._encode(built, os.urandom(8))
 
             expected = self._position
             try:
@@ -191,9 +194,13 @@ class FencedLog(Generic[S, R]):
             fresh = True
         raise StoreContention(self.key, f"other writers moved it {_TRIES} times meanwhile; try again")
 
-    async def _append(self, decision: Decision[R, Any]) -> bool:
-        """Whether the decision's records are in; if not, the state is fresh and it is to be decided again."""
-        append_id = secrets.token_bytes(8)
+    async def _append(self, decision: Decision[R, A], lost: dict[bytes, Decision[R, A]]) -> Decision[R, A] | None:
+        """The decision whose records are in; None if there is none, the state is fresh, and it is to be decided again.
+
+        `lost` holds, by append id, the decisions of this question whose answers were lost. One of them may be in although a
+        read did not find it: the network may deliver it late, and it then has the place that a later one wanted (LOG-6).
+        """
+        append_id = os.urandom(8)
         expected = self._position
         try:
             outcome = await self.store.append(
@@ -203,27 +210,30 @@ class FencedLog(Generic[S, R]):
                 head=self._head_after(decision.records),
                 guard=decision.guard,
             )
-        except StoreUnavailable:
-            self._unsure = True
-            return await self._find_out(expected, append_id)
         except BaseException as e:
             # Also a cancellation: the append may have been applied all the same (LOG-6).
-            self._unsure = getattr(e, "applied", None) is not False or self._unsure
-            raise
+            unknown = getattr(e, "applied", None) is not False
+            self._unsure |= unknown
+            if not (unknown and isinstance(e, StoreUnavailable)):
+                raise
+            lost[append_id] = decision
+            tail = await self.store.read(self.key, after=expected)
+            self._unsure = False
+            return self._found(tail, lost)
         if isinstance(outcome, Appended):
             self.appends += 1
             self._fold_own(expected, decision.records, outcome)
-            return True
-        self._fold_refusal(outcome)
-        return False
+            return decision
+        if isinstance(outcome, GuardFailed):
+            self._heard(outcome.now)
+            return None
+        return self._found(outcome.tail, lost)
 
-    async def _find_out(self, expected: Position, append_id: bytes) -> bool:
-        """After a lost answer: whether our append is in, by its id (LOG-6)."""
-        tail = await self.store.read(self.key, after=expected)
-        mine = bool(tail.records) and self._decode(tail.records[0])[0] == append_id
+    def _found(self, tail: Tail, lost: dict[bytes, Decision[R, A]]) -> Decision[R, A] | None:
+        """Fold what was missed; the lost decision whose records it begins with, if it does."""
+        mine = lost.get(self._decode(tail.records[0])[0]) if lost and tail.records else None
         self._fold_tail(tail)
-        self._unsure = False
-        self.appends += mine
+        self.appends += mine is not None
         return mine
 
     def _encode(self, records: Iterable[R], append_id: bytes) -> list[bytes]:
@@ -234,11 +244,11 @@ class FencedLog(Generic[S, R]):
         return bodies
 
     def _decode(self, record: Record) -> tuple[bytes, R]:
-        where = f"{self.key} record {record.seq}"
         try:
-            return self._decoder.decode(frames.decode(record.body, where=where))
-        except (msgspec.ValidationError, msgspec.DecodeError) as e:
-            raise SchemaConflict(where, str(e)) from e
+            return self._decoder.decode(frames.decode(record.body))
+        except (SchemaConflict, msgspec.ValidationError, msgspec.DecodeError) as e:
+            reason = e.reason if isinstance(e, SchemaConflict) else str(e)
+            raise SchemaConflict(f"{self.key} record {record.seq}", reason) from e
 
     def _head_after(self, records: Iterable[R]) -> Head:
         state = self._state

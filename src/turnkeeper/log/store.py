@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from importlib import import_module
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
+from turnkeeper.errors import InvalidInput
 from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, HeadQuery, Position, Record, Tail
 
 T = TypeVar("T")
@@ -85,7 +87,9 @@ class Store(Protocol):
 class RestoringStore(Protocol):
     """A store that logs can be moved to from another one."""
 
-    async def restore(self, key: str, records: Sequence[Record], *, position: Position, compacted: int, head: Head) -> bool:
+    async def restore(
+        self, key: str, records: Sequence[Record], *, position: Position, compacted: int, head: Head
+    ) -> bool:
         """Put a log there as it was elsewhere: sequences, times, bodies and incarnation, in one step.
 
         `compacted` is the last sequence that compaction had dropped. False, and nothing changed, if the key has a log.
@@ -114,3 +118,32 @@ class TransactionalStore(Protocol):
         succeeds. What it raises comes back to the caller, and nothing has happened.
         """
         ...
+
+
+_ADAPTERS: Final = {"redis": "turnkeeper.stores.redis"}
+"""By the package that a client comes from: the module whose `from_client` makes a store of it."""
+
+
+class Client(Protocol):
+    """Another library's client that `as_store` takes, as far as one can be told by its form."""
+
+    async def aclose(self) -> None:
+        """Close it."""
+        ...
+
+
+def as_store(given: Store | Client) -> Store:
+    """A store as it is, or the store on the servers of another library's client (`redis.asyncio`'s, say).
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if callable(getattr(given, "promises", None)):
+        return cast("Store", given)
+    packages = [cls.__module__.partition(".")[0] for cls in type(given).__mro__]
+    adapter = next((_ADAPTERS[package] for package in packages if package in _ADAPTERS), None)
+    if adapter is None:
+        raise InvalidInput(
+            "store", f"must be a store, or a client of {', '.join(_ADAPTERS)}, not {type(given).__name__}"
+        )
+    return cast("Store", import_module(adapter).from_client(given))

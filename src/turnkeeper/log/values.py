@@ -13,7 +13,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -88,7 +88,9 @@ def _storable_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
         if type(key) is not str:
             raise _Refused(f"keys must be text, not {type(key).__name__} {key!r:.40}")
         try:
-            result[key if key.isascii() else _text(key)] = _storable(item, depth + 1)
+            # Most items are text that is as it has to be; a call for each would double what this takes.
+            plain = type(item) is str and item.isascii()
+            result[key if key.isascii() else _text(key)] = item if plain else _storable(item, depth + 1)
         except _Refused as e:
             e.path.append(f".{key}")
             raise
@@ -113,14 +115,15 @@ def storable(value: Any, field: str = "value", *, skip: int = 0) -> Any:
 
 def _extended(stored: Any, shared: Mapping[str, int]) -> Any:
     """A storable copy with an extension of msgpack in place of every shared string and every int that msgpack lacks."""
-    if isinstance(stored, str):
+    kind = type(stored)  # pyright: ignore[reportUnknownVariableType]  # of anything
+    if kind is str:
         index = shared.get(stored) if len(stored) >= SHARED_FROM else None
         return stored if index is None else msgspec.msgpack.Ext(_SHARED, b"%d" % index)
-    if isinstance(stored, dict):
-        return {key: _extended(item, shared) for key, item in cast("dict[str, Any]", stored).items()}
-    if isinstance(stored, list):
-        return [_extended(item, shared) for item in cast("list[Any]", stored)]
-    if isinstance(stored, int) and not _INT64_MIN <= stored <= _UINT64_MAX:
+    if kind is dict:
+        return {key: _extended(item, shared) for key, item in stored.items()}
+    if kind is list:
+        return [_extended(item, shared) for item in stored]
+    if kind is int and not _INT64_MIN <= stored <= _UINT64_MAX:
         return msgspec.msgpack.Ext(_BIG_INT, stored.to_bytes(stored.bit_length() // 8 + 1, "big", signed=True))
     return stored
 
@@ -216,11 +219,12 @@ class _Exactly:
 
 def exactly(stored: Any) -> Any:
     """A storable copy in a form that `==` compares with another storable copy by what is stored, and text at the speed of C."""
-    if isinstance(stored, dict):
-        return {key: exactly(item) for key, item in cast("dict[str, Any]", stored).items()}
-    if isinstance(stored, list):
-        return [exactly(item) for item in cast("list[Any]", stored)]
-    return _Exactly(stored) if isinstance(stored, int | float) else stored
+    kind = type(stored)  # pyright: ignore[reportUnknownVariableType]  # of anything
+    if kind is dict:
+        return {key: item if type(item) is str else exactly(item) for key, item in stored.items()}
+    if kind is list:
+        return [exactly(item) for item in stored]
+    return _Exactly(stored) if kind is int or kind is float or kind is bool else stored
 
 
 def same_frames(one: bytes | None, other: bytes | None) -> bool:
@@ -243,14 +247,15 @@ def strings_of(value: Any) -> list[str]:
 
 
 def _collect(value: Any, found: list[str]) -> None:
-    if isinstance(value, str):
+    kind = type(value)  # pyright: ignore[reportUnknownVariableType]  # of anything
+    if kind is str:
         if len(value) >= SHARED_FROM:
             found.append(value)
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
+    elif kind is list:
+        for item in value:
             _collect(item, found)
-    elif isinstance(value, dict):
-        for item in cast("dict[str, Any]", value).values():
+    elif kind is dict:
+        for item in value.values():
             _collect(item, found)
 
 

@@ -10,7 +10,7 @@ from turnkeeper.turn.identity import ToolCall
 from turnkeeper.turn.names import Resolution
 
 
-class Command(msgspec.Struct, frozen=True):
+class Command(msgspec.Struct, frozen=True, gc=False):
     """Base of all commands."""
 
 

@@ -160,7 +160,7 @@ def _undecided(round_: Round, *, allow_ambiguous: bool) -> list[int]:
 
 def _commit_round(state: TurnState, command: c.CommitRound) -> TurnDecision:
     committed = state.transcript and state.transcript.round
-    if committed and command.round_index <= committed.index and not state.completed:
+    if committed and 0 <= command.round_index <= committed.index and not state.completed:
         return _KNOWN
     round_ = state.round
     if state.phase is not _Phase.ASSISTANT_RESERVED or round_ is None or command.round_index != round_.index:
@@ -210,7 +210,11 @@ def _decide_model(state: TurnState, command: c.StartModel | c.RenewModel | c.Fai
         return _start_model(state, command, now)
     if call is None or call.invocation_id != command.invocation_id or call.owner != command.owner:
         raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", call and call.owner)
+    if state.phase not in (_Phase.STARTED, _Phase.ROUND_COMMITTED):
+        raise _not_now(state, f"model call {command.invocation_id} is over")
     if isinstance(command, c.FailModel):
+        if call.failed:
+            return _NOTHING
         return Decision(None, (r.ModelFailed(command.invocation_id, command.message),))
     if now >= call.lease_end:
         raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", None)
@@ -257,8 +261,8 @@ def _decide_delivery(state: TurnState, command: c.Command, now: int) -> TurnDeci
             guard = None if live else Guard(not_before=delivery.lease_end)
             return Decision(None, (r.DeliveryClaimed(command.owner, command.lease_ms),), guard)
         case c.DoubtDelivery():
-            if delivery.unknown:
-                return _NOTHING
+            if delivery.unknown or delivery.not_sent:
+                return _NOTHING  # known already, or nobody is sending it and there is nothing to doubt
             if live and delivery.owner != command.owner:
                 raise TurnCheckpointBusy(f"{_where(state)} reply", delivery.owner, delivery.lease_end)
             guard = None if delivery.owner == command.owner else Guard(not_before=delivery.lease_end)
@@ -266,6 +270,8 @@ def _decide_delivery(state: TurnState, command: c.Command, now: int) -> TurnDeci
         case c.ResolveDelivery():
             if not delivery.unknown and not (live and delivery.owner == command.who):
                 raise _not_now(state, "the reply's outcome is not in doubt: there is nothing to resolve")
+            if live and delivery.owner != command.who:
+                raise TurnCheckpointBusy(f"{_where(state)} reply", delivery.owner, delivery.lease_end)
             if command.message_id is None:
                 return Decision(None, (r.DeliveryResolved(command.who, command.why),))
             return Decision(None, (r.Delivered(command.message_id, command.who, command.why),))

@@ -14,7 +14,7 @@ from turnkeeper.log import values
 _VERSION: Final = 1
 
 
-class ToolCall(msgspec.Struct, frozen=True, array_like=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One tool call of a reserved decision: what a claim of its slot must match.
 
     `provider_call_id` is kept as the provider gave it, also empty, repeated or None; nothing is keyed by it (field case 02).

@@ -12,7 +12,7 @@ from turnkeeper.turn.identity import ToolCall
 from turnkeeper.turn.names import Resolution
 
 
-class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
+class TurnRecord(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Base of all records of a turn."""
 
 

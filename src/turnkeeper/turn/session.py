@@ -12,7 +12,7 @@ from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnSchemaCo
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.shell import FencedLog
-from turnkeeper.log.store import Store
+from turnkeeper.log.store import Client, Store, as_store
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import decide
 from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle, milliseconds
@@ -32,7 +32,7 @@ class TurnCheckpointSession:
     trace; whoever comes second gets the first writer's canonical values back and has to use them.
 
     Args:
-        redis: the store. (The seed's name; from the Redis store on, a Redis client is taken as well.)
+        redis: the store; or, as in the seed, an asyncio client of redis-py, whose servers are then the store.
         trace_id: the logical turn, the same on every redelivery.
         scope: `primary`, or the run id of a delegated run.
         ttl_seconds: how long the turn is kept after its last change (T1.6).
@@ -50,7 +50,7 @@ class TurnCheckpointSession:
 
     def __init__(
         self,
-        redis: Store,
+        redis: Store | Client,
         trace_id: str,
         scope: str = "primary",
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
@@ -70,8 +70,8 @@ class TurnCheckpointSession:
         for name, seconds in lengths.items():
             if not seconds > 0:
                 raise InvalidInput(name, f"must be more than 0, not {seconds}")
-        self._store = redis
-        self._turn = TurnHandle(redis, trace_id, scope, ttl_seconds=ttl_seconds)
+        self._store = as_store(redis)
+        self._turn = TurnHandle(self._store, trace_id, scope, ttl_seconds=ttl_seconds)
         self._ttl_seconds = ttl_seconds
         self._claim_lease_ms = milliseconds(claim_lease_seconds)
         self._execution_lease_seconds = execution_lease_seconds

@@ -17,7 +17,7 @@ from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState, Tur
 from turnkeeper.turn.state import Slot, TurnState, find_round, find_slot
 
 
-class SlotAnswer(msgspec.Struct, frozen=True):
+class SlotAnswer(msgspec.Struct, frozen=True, gc=False):
     """What a slot command was answered, with the slot as it stands then."""
 
     action: ToolCallAction
@@ -54,14 +54,14 @@ def decide_slot(state: TurnState, command: c.SlotCommand, now: int) -> SlotDecis
     if slot is None:
         return _refuse(_Action.MISSING)
     match command:
+        case c.CompleteTool():
+            return _complete(state, command, slot, now)
         case c.BeginTool():
             return _begin(state, command, slot, now)
         case c.RenewTool():
             return _renew(state, command, slot, now)
         case c.AbandonTool():
             return _abandon(state, command, slot, now)
-        case c.CompleteTool():
-            return _complete(state, command, slot, now)
         case c.DoubtTool():
             return _doubt(command, slot)
         case _:
@@ -93,8 +93,8 @@ def _claim(state: TurnState, command: c.ClaimTool, slot: Slot | None, now: int) 
         blocking = None if command.repeat_ambiguous else _same_call_in_doubt(state, command)
         if blocking is not None:
             return Decision(SlotAnswer(_Action.AMBIGUOUS, blocked_by=blocking))
-        return _own(command, _Action.ACQUIRED, fence=1, replay_safe=command.replay_safe)
-    return _claim_again(command, slot, now)
+        return _own(state, command, None, now, _Action.ACQUIRED, fence=1, replay_safe=command.replay_safe)
+    return _claim_again(state, command, slot, now)
 
 
 def _same_call_in_doubt(state: TurnState, command: c.ClaimTool) -> tuple[int, int] | None:
@@ -106,7 +106,7 @@ def _same_call_in_doubt(state: TurnState, command: c.ClaimTool) -> tuple[int, in
     return None
 
 
-def _claim_again(command: c.ClaimTool, slot: Slot, now: int) -> SlotDecision:
+def _claim_again(state: TurnState, command: c.ClaimTool, slot: Slot, now: int) -> SlotDecision:
     """The table of T3 `claim_tool` 4, for slots that were claimed before."""
     replay_safe = slot.replay_safe and command.replay_safe
     live = now < slot.lease_end
@@ -117,7 +117,8 @@ def _claim_again(command: c.ClaimTool, slot: Slot, now: int) -> SlotDecision:
         case _State.AMBIGUOUS:
             return _refuse(_Action.AMBIGUOUS, slot)
         case _State.CLAIMED if live and mine:
-            return _own(command, _Action.ACQUIRED, slot.fence, replay_safe, Guard(not_after=slot.lease_end - 1))
+            guard = Guard(not_after=slot.lease_end - 1)
+            return _own(state, command, slot, now, _Action.ACQUIRED, slot.fence, replay_safe, guard)
         case _State.EXECUTING if live and mine:
             return _refuse(_Action.ALREADY_EXECUTING, slot)
         case _State.CLAIMED | _State.EXECUTING if live:
@@ -129,24 +130,36 @@ def _claim_again(command: c.ClaimTool, slot: Slot, now: int) -> SlotDecision:
             return Decision(answer, (record,), Guard(not_before=slot.lease_end))
         case _State.CLAIMED | _State.EXECUTING:
             guard = Guard(not_before=slot.lease_end)
-            return _own(command, _Action.RECLAIMED, slot.fence + 1, replay_safe, guard)
+            return _own(state, command, slot, now, _Action.RECLAIMED, slot.fence + 1, replay_safe, guard)
         case _:
             assert_never(slot.state)
 
 
 def _own(
-    command: c.ClaimTool, action: ToolCallAction, fence: int, replay_safe: bool, guard: Guard | None = None
+    state: TurnState,
+    command: c.ClaimTool,
+    slot: Slot | None,
+    now: int,
+    action: ToolCallAction,
+    fence: int,
+    replay_safe: bool,
+    guard: Guard | None = None,
 ) -> SlotDecision:
+    if command.execution_lease_ms is not None and state.proof_deadline:
+        # T1.7: no effect on a proof that may be gone, also where claim and begin are one.
+        if now > state.proof_deadline:
+            return _refuse(_Action.LEASE_EXPIRED, slot)
+        guard = Guard(not_after=state.proof_deadline).meet(guard)
     here = (command.round_index, command.slot_index, command.owner, fence)
     if command.execution_lease_ms is None:
         record = r.ToolClaimed(*here, command.claim_lease_ms, replay_safe)
-        state = _State.CLAIMED
+        after = _State.CLAIMED
     else:
         record = r.ToolBegun(*here, command.execution_lease_ms, replay_safe)
-        state = _State.EXECUTING
+        after = _State.EXECUTING
         action = _Action.BEGUN
-    slot = Slot(state, command.owner, fence, 0, replay_safe)
-    return Decision(SlotAnswer(action, slot, command.owner, fence), (record,), guard)
+    owned = Slot(after, command.owner, fence, 0, replay_safe)
+    return Decision(SlotAnswer(action, owned, command.owner, fence), (record,), guard)
 
 
 def _begin(state: TurnState, command: c.BeginTool, slot: Slot, now: int) -> SlotDecision:

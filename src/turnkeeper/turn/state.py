@@ -16,8 +16,11 @@ from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
 
 KIND: Final = "turn"
 
+# What is immutable is in no cycle, so the garbage collector need not look at it (`gc=False`). Rounds and transcripts are chains,
+# which only objects that it knows are taken apart without deep recursion.
 
-class Slot(msgspec.Struct, frozen=True):
+
+class Slot(msgspec.Struct, frozen=True, gc=False):
     """One tool slot as it stands (journal.md T3)."""
 
     state: ToolCallState
@@ -57,7 +60,7 @@ class Transcript(msgspec.Struct, frozen=True):
     previous: Transcript | None
 
 
-class ModelCall(msgspec.Struct, frozen=True):
+class ModelCall(msgspec.Struct, frozen=True, gc=False):
     """A model call that was started and has not brought its decision yet."""
 
     round_index: int
@@ -67,7 +70,7 @@ class ModelCall(msgspec.Struct, frozen=True):
     failed: bool = False
 
 
-class Delivery(msgspec.Struct, frozen=True):
+class Delivery(msgspec.Struct, frozen=True, gc=False):
     """The reserved reply."""
 
     key: str
@@ -80,7 +83,7 @@ class Delivery(msgspec.Struct, frozen=True):
     """Nobody is sending it, and it surely was not sent."""
 
 
-class AmbiguousCall(msgspec.Struct, frozen=True):
+class AmbiguousCall(msgspec.Struct, frozen=True, gc=False):
     """A call that may have happened and is not known to have: guards against the model asking for it again (T3)."""
 
     round_index: int
@@ -91,7 +94,7 @@ class AmbiguousCall(msgspec.Struct, frozen=True):
     """Closed as unknown: no open question any more, but still not to be repeated."""
 
 
-class TurnState(msgspec.Struct, frozen=True):
+class TurnState(msgspec.Struct, frozen=True, gc=False):
     """Everything that the rules of a turn look at."""
 
     phase: TurnPhase | None = None
@@ -126,7 +129,7 @@ class TurnState(msgspec.Struct, frozen=True):
     @property
     def attention(self) -> str | None:
         """Why a person should look, or None."""
-        if any(not call.closed for call in self.ambiguous):
+        if self.ambiguous and any(not call.closed for call in self.ambiguous):
             return "ambiguous_tool"
         if self.disputed_message_ids:
             return "double_send"
@@ -372,7 +375,8 @@ def _delivery_claimed(state: TurnState, record: r.DeliveryClaimed, at: int) -> T
 
 
 def _delivery_unknown(state: TurnState, record: r.DeliveryUnknown, at: int) -> TurnState:
-    return _delivery(state, unknown=True)
+    # Who doubts has stopped sending, so its lease is over: whoever looks the send up need not wait for it.
+    return _delivery(state, unknown=True, lease_end=at)
 
 
 def _delivery_resolved(state: TurnState, record: r.DeliveryResolved, at: int) -> TurnState:

@@ -91,7 +91,8 @@ def parse(url: str) -> Address:
         options = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError:
         raise _not_a_url() from None
-    if parts.scheme not in ("postgresql", "postgres"):
+    # A special character that was not encoded cuts the URL in the wrong place: half a password becomes a host or a database.
+    if parts.scheme not in ("postgresql", "postgres") or parts.fragment or "@" in parts.path:
         raise _not_a_url()
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()} | {"ssl"}
     ours: dict[str, Any] = {}
@@ -108,11 +109,9 @@ def parse(url: str) -> Address:
         else:
             raise UnknownStoreUrl(f"the option {name} is not known; known: {', '.join(_OPTIONS)}, and libpq's")
     try:
-        parameters = conninfo_to_dict(urlunsplit(parts._replace(query=urlencode(theirs), fragment="")))
+        parameters = conninfo_to_dict(urlunsplit(parts._replace(query=urlencode(theirs))))
     except psycopg.ProgrammingError:
         raise _not_a_url() from None
-    if parts.fragment:  # an unescaped # in a password
-        raise _not_a_url()
     conninfo = make_conninfo("", **{**_DEFAULTS, **parameters, "client_encoding": "utf8"})
     return Address(conninfo, _shown(parameters, ours.get("schema", SCHEMA)), **ours)
 

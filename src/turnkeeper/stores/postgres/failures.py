@@ -28,13 +28,6 @@ _DENIED = (
     "permission denied for database",
 )
 _FULL_HOUSE = ("too many connections", "too many clients", "remaining connection slots", "no more connections allowed")
-_COMING = (
-    "is starting up",
-    "is shutting down",
-    "in recovery mode",
-    "not yet accepting connections",
-    "Connection refused",
-)
 _LOST_STATES = ("57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04")
 """The server ended the session: shut down, terminated by an administrator, idle for too long."""
 _TRANSIENT = ("40001", "40P01")
@@ -51,11 +44,6 @@ def lost(error: psycopg.Error) -> bool:
 def transient(error: psycopg.Error) -> bool:
     """Whether the statement was undone for the sake of others, and is likely to work when it is repeated at once."""
     return error.sqlstate in _TRANSIENT
-
-
-def coming(error: psycopg.Error) -> bool:
-    """Whether a server that does not take connections may do so soon: it is being restarted."""
-    return any(text in str(error) for text in _COMING)
 
 
 def full_house(error: psycopg.Error) -> bool:

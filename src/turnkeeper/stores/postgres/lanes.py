@@ -8,14 +8,14 @@ sent is carried through.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from turnkeeper.errors import StoreBusy, StoreClosed
+from turnkeeper.errors import StoreBusy, StoreClosed, StoreUnavailable
 from turnkeeper.stores.postgres import failures
 from turnkeeper.stores.postgres.address import Address
 from turnkeeper.stores.postgres.statements import ADAPTERS, LOCKED, Append, Row, Statements
@@ -58,7 +58,7 @@ async def ask(
     """
     cursor = connection.cursor(binary=True)
     await cursor.execute(text, parameters, prepare=prepare)
-    return await cursor.fetchall() if cursor.description else []
+    return await cursor.fetchall() if cursor.description is not None else []
 
 
 def usable(connection: Pooled) -> bool:
@@ -246,7 +246,10 @@ class Lanes:
             try:
                 connection = await connect(self._address, prepare=self._prepare)
             except psycopg.Error as e:
-                if not failures.coming(e) or self._loop.time() + pause > deadline:
+                error = failures.not_connected(e, self._address.where)
+                # A server that is being restarted, or one that is full, takes connections again soon.
+                passes = isinstance(error, StoreUnavailable) or (isinstance(error, StoreBusy) and not self._serving)
+                if not passes or self._loop.time() + pause > deadline:
                     raise
             else:
                 self._born[connection] = self._loop.time()
@@ -300,14 +303,14 @@ class Lanes:
             parameters += call.parameters
             parameters[-1] = False  # who waits for a log that another holds would make its neighbours wait
         rows = await ask(connection, self._statements.appends(len(group)), parameters, prepare=False)
-        answers: list[list[Row]] = [[] for _ in group]
+        answers: defaultdict[int, list[Row]] = defaultdict(list)
         for row in rows:
             answers[row[0]].append(row[1:])
-        for call, answer in zip(group, answers, strict=True):
-            if answer[0][0] == LOCKED:
+        for number, call in enumerate(group):
+            if answers[number][0][0] == LOCKED:
                 self._single.append(call)
             else:
-                call.answer(answer)
+                call.answer(answers[number])
 
 
 def _key(call: _Call) -> str:

@@ -29,7 +29,8 @@ _APPEND_TYPES: Final = (
     *("bigint", "bigint", "bigint", "bigint", "bytea[]"),
     *("integer", "boolean"),
 )
-_WAIT: Final = len(_APPEND_TYPES) - 1
+_HEADS_TYPES: Final = ("text", "text", "text", "text", "text", "boolean", "bigint", "integer", "integer")
+_HEAD_COLUMNS: Final = "key, tail, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated"
 
 
 class Bodies(tuple[bytes, ...]):
@@ -117,10 +118,8 @@ class Statements:
     def __init__(self, schema: str) -> None:
         self.schema = schema
         self.append = self._call("append_v1", *_APPEND_TYPES)
-        self.read = self._call("read_v1", "text", "bytea", "bigint")
-        self.heads = self._call(
-            "heads_v1", "text", "text", "text", "text", "text", "boolean", "bigint", "integer", columns=_HEAD_COLUMNS
-        )
+        self.read = self._call("read_v1", "text", "bytea", "bigint", "integer")
+        self.heads = self._call("heads_v1", *_HEADS_TYPES, columns=_HEAD_COLUMNS)
         self.erase = self._call("erase_v1", "text", "bigint", "integer")
         self.writes = self._call("writes_v1")
         self.tidy = f'VACUUM (SKIP_LOCKED) "{schema}".record, "{schema}".head'.encode()
@@ -178,10 +177,7 @@ def tail(rows: Sequence[Row], after: Position, where: str) -> Tail:
     return Tail(Position(incarnation, last), records, now, restart)
 
 
-_HEAD_COLUMNS: Final = "key, tail, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated"
-
-
-def heads_parameters(query: HeadQuery, last: str, limit: int) -> tuple[Any, ...]:
+def heads_parameters(query: HeadQuery, last: str, limit: int, patience_ms: int) -> tuple[Any, ...]:
     """The parameters of a page of heads behind the key `last`."""
     return (
         last,
@@ -192,6 +188,7 @@ def heads_parameters(query: HeadQuery, last: str, limit: int) -> tuple[Any, ...]
         query.attention,
         query.updated_before,
         limit,
+        patience_ms,
     )
 
 

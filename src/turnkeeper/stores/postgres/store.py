@@ -179,7 +179,7 @@ class PostgresStore:
 
     async def read(self, key: str, *, after: Position = NOWHERE) -> Tail:
         """See `turnkeeper.log.store.Store.read`."""
-        parameters = (key, after.incarnation, after.seq)
+        parameters = (key, after.incarnation, after.seq, self.address.patience_ms)
         rows = await self._home().lanes.ask(self._statements.read, parameters, reads=True)
         return statements.tail(rows, after, self.address.where)
 
@@ -187,7 +187,7 @@ class PostgresStore:
         """See `turnkeeper.log.store.Store.heads`."""
         last = ""
         while True:
-            parameters = statements.heads_parameters(query, last, _PAGE)
+            parameters = statements.heads_parameters(query, last, _PAGE, self.address.patience_ms)
             page = await self._home().lanes.ask(self._statements.heads, parameters, reads=True)
             for row in page:
                 yield statements.head(row)

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 import anyio
 import anyio.to_thread
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
 
 from turnkeeper.errors import StoreBusy, StoreClosed, StoreUnavailable, TurnkeeperError
 from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, Position
@@ -74,7 +74,7 @@ class Transaction:
                 self._parse(self._connection, sql)
             cursor = psycopg.Cursor(self._connection)
             cursor.execute(sql.encode(), parameters or None)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if cursor.description is not None else []
         except psycopg.Error as e:
             if self._connection.info.transaction_status != TransactionStatus.INTRANS:
                 self._spoiled = e
@@ -83,7 +83,9 @@ class Transaction:
     @staticmethod
     def _parse(connection: psycopg.Connection[Row], sql: str) -> None:
         parsed = connection.pgconn.prepare(b"", sql.encode())
-        if parsed.status != psycopg.pq.ExecStatus.COMMAND_OK:
+        if connection.pgconn.status == ConnStatus.BAD:
+            raise psycopg.OperationalError("the server closed the connection")
+        if parsed.status != ExecStatus.COMMAND_OK:
             raise psycopg.errors.error_from_result(parsed)
 
     def check(self) -> None:
@@ -268,7 +270,7 @@ class _Told(Exception):
 def _ask(connection: psycopg.Connection[Row], text: bytes, parameters: Sequence[Any] = ()) -> list[Row]:
     cursor = connection.cursor(binary=True)
     cursor.execute(text, parameters)
-    return cursor.fetchall() if cursor.description else []
+    return cursor.fetchall() if cursor.description is not None else []
 
 
 def _run(connection: psycopg.Connection[Row], effect: Callable[[Transaction], T]) -> T:

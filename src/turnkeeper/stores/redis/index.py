@@ -57,9 +57,13 @@ class Index:
             await self._sweep_behind(server, names[-1])
 
     async def _sweep_behind(self, server: Server, name: bytes) -> None:
+        """Drop what is gone among the entries that follow `name`, round from the last to the first."""
         home = self._set_of(name)
-        neighbours = await server.call(home, "ZRANGEBYLEX", home, b"(" + name, "+", "LIMIT", 0, _SWEPT)
-        await self.sweep(server, neighbours)
+        following = await server.call(home, "ZRANGEBYLEX", home, b"(" + name, "+", "LIMIT", 0, _SWEPT)
+        if len(following) < _SWEPT:
+            rest = _SWEPT - len(following)
+            following += await server.call(home, "ZRANGEBYLEX", home, "-", b"(" + name, "LIMIT", 0, rest)
+        await self.sweep(server, following)
 
     async def sweep(self, server: Server, names: Sequence[bytes]) -> int:
         """Drop those of `names` whose log is gone; how many."""

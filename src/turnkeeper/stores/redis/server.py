@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Sequence
+from typing import Any, Final
 
 from turnkeeper.errors import StoreUnavailable
 from turnkeeper.stores.redis import client as c
@@ -16,8 +16,6 @@ from turnkeeper.stores.redis.scripts import Script
 from turnkeeper.stores.redis.settings import Address, Settings
 from turnkeeper.stores.redis.topology import Topology, Unlocated, topology_of
 from turnkeeper.stores.redis.trouble import Verdict, lost, refused, unreachable
-
-T = TypeVar("T")
 
 _PAUSES: Final = (0.005, 0.5)
 """Seconds between two tries: the first pause, and the longest."""
@@ -34,28 +32,10 @@ class Server:
         self.unconfirmed: set[bytes] = set()
         """Keys whose last append has not reached as many replicas as it should have."""
         self._topology: Topology = topology_of(settings)
-        self._room = asyncio.Semaphore(settings.connections)
-        self._going_on: dict[str, set[asyncio.Task[Any]]] = {}
 
-    # --- calls that go to their end --------------------------------------------------------------------------
-
-    async def whole(self, key: str, work: Coroutine[Any, Any, T]) -> T:
-        """Run a mutation to its end, also where its caller is cancelled; a later `settled` waits for it (LOG-6)."""
-        task = asyncio.ensure_future(work)
-        mine = self._going_on.setdefault(key, set())
-        mine.add(task)
-        task.add_done_callback(lambda done: self._ended(key, done))
-        return await asyncio.shield(task)
-
-    def _ended(self, key: str, task: asyncio.Task[Any]) -> None:
-        mine = self._going_on[key]
-        mine.discard(task)
-        if not mine:
-            del self._going_on[key]
-
-    async def settled(self, key: str) -> None:
-        """Wait for the mutations of `key` that are under way: what is read behind them tells for good what they did."""
-        while tasks := self._going_on.get(key):
+    async def settled(self) -> None:
+        """Wait for what cancelled callers left under way: what is read behind it tells for good what it did (LOG-6)."""
+        while tasks := self._topology.abandoned():
             await asyncio.wait(tasks)
 
     # --- commands ----------------------------------------------------------------------------------------------
@@ -120,8 +100,7 @@ class Server:
 
     async def close(self) -> None:
         """Finish what was asked, then close the connections."""
-        while self._going_on:
-            await asyncio.wait([task for tasks in self._going_on.values() for task in tasks])
+        await self.settled()
         await self._topology.close()
 
     # --- trying ------------------------------------------------------------------------------------------------
@@ -189,8 +168,7 @@ class Server:
                     await deadline.pause(verdict)
 
     async def _exchange(self, address: Address, commands: Sequence[c.Command]) -> list[Any]:
-        async with self._room:
-            return await self._topology.lines(address).exchange(commands)
+        return await self._topology.lines(address).exchange(commands)
 
 
 class _Deadline:

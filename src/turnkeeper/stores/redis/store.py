@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import weakref
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from turnkeeper.errors import (
     StoreCorrupt,
@@ -170,8 +171,7 @@ class RedisStore:
             *_given(head),
             *records,
         )
-        server = await self.server()
-        reply = await server.whole(key, self._append(server, key, arguments))
+        reply = await self._append(await self.server(), key, arguments)
         match reply[0]:
             case 1:
                 return Appended(Position(new, expected.seq + len(records)), reply[1])
@@ -181,13 +181,15 @@ class RedisStore:
                 return Behind(self._tail(key, reply))
 
     async def _append(self, server: Server, key: str, arguments: Sequence[bytes | str | int]) -> list[Any]:
-        reply, acknowledged = await server.run(
-            scripts.APPEND, self._index.key_of(key), *arguments, repeatable=False, wait=self.settings.wait
-        )
+        name, wait = self._index.key_of(key), self.settings.wait
+        if wait:
+            server.unconfirmed.add(name)  # whatever becomes of this call
+        reply, acknowledged = await server.run(scripts.APPEND, name, *arguments, repeatable=False, wait=wait)
         self._check(key, reply)
         if reply[0] == _DONE:
             await self._enter(server, key)
-            self._confirm(server, key, acknowledged)
+            if wait:
+                self._confirm(server, key, acknowledged)
         return reply
 
     async def _enter(self, server: Server, key: str) -> None:
@@ -205,14 +207,11 @@ class RedisStore:
 
     def _confirm(self, server: Server, key: str, acknowledged: int) -> None:
         """With `wait`: nothing counts, whether appended or read back, until enough replicas have it."""
-        wait, name = self.settings.wait, self._index.key_of(key)
-        if acknowledged >= wait:
-            server.unconfirmed.discard(name)
-            return
-        server.unconfirmed.add(name)
-        raise StoreUnavailable(
-            self.where, f"{key!r} is in on its master, but only {acknowledged} of {wait} replicas have confirmed it"
-        )
+        wait = self.settings.wait
+        if acknowledged < wait:
+            reason = f"{key!r} is in on its master, but only {acknowledged} of {wait} replicas have confirmed it"
+            raise StoreUnavailable(self.where, reason)
+        server.unconfirmed.discard(self._index.key_of(key))
 
     async def read(self, key: str, *, after: Position = NOWHERE) -> Tail:
         """See `turnkeeper.log.store.Store.read`.
@@ -221,7 +220,7 @@ class RedisStore:
             StoreRolledBack: the log is shorter than `after`, which this store had confirmed.
         """
         server = await self.server()
-        await server.settled(key)
+        await server.settled()
         name = self._index.key_of(key)
         confirm = name in server.unconfirmed
         reply, acknowledged = await server.run(
@@ -266,11 +265,7 @@ class RedisStore:
 
     async def erase(self, key: str, *, unchanged_since: int | None = None) -> bool:
         """See `turnkeeper.log.store.Store.erase`."""
-        server = await self.server()
-        return await server.whole(key, self._erase(server, key, unchanged_since))
-
-    async def _erase(self, server: Server, key: str, unchanged_since: int | None) -> bool:
-        tail = _optional(unchanged_since)
+        server, tail = await self.server(), _optional(unchanged_since)
         reply, _ = await server.run(scripts.ERASE, self._index.key_of(key), tail, repeatable=False)
         self._check(key, reply)
         if reply[1]:
@@ -296,9 +291,6 @@ class RedisStore:
         for record in records:
             arguments += record
         server = await self.server()
-        return await server.whole(key, self._restore(server, key, arguments))
-
-    async def _restore(self, server: Server, key: str, arguments: Sequence[bytes | str | int]) -> bool:
         reply, _ = await server.run(scripts.RESTORE, self._index.key_of(key), *arguments, repeatable=False)
         self._check(key, reply)
         await self._enter(server, key)
@@ -360,13 +352,13 @@ def _optional(number: int | None) -> str | int:
     return "" if number is None else number
 
 
-def _given(head: Head) -> tuple[str | int, ...]:
+def _given(head: Head) -> tuple[bytes | str | int, ...]:
     """What a writer gives with each append, in the order of `GIVEN` in `lua/log.lua`."""
     return (
         head.phase,
-        json.dumps(head.attention),
-        json.dumps(head.owner),
-        json.dumps(head.labels),
+        msgspec.json.encode(head.attention),
+        msgspec.json.encode(head.owner),
+        msgspec.json.encode(head.labels),
         head.ttl_ms,
         head.keep_until,
     )
@@ -382,9 +374,9 @@ def _head(key: str, values: Sequence[bytes | None]) -> Head | None:
         tail=int(tail),
         kind=kind.decode(),
         phase=phase.decode(),
-        attention=json.loads(attention or "null"),
-        owner=json.loads(owner or "null"),
-        labels=json.loads(labels),
+        attention=msgspec.json.decode(attention or b"null"),
+        owner=msgspec.json.decode(owner or b"null"),
+        labels=msgspec.json.decode(labels),
         ttl_ms=int(ttl_ms or 0),
         keep_until=int(keep_until or 0),
         size=int(size or 0),

@@ -28,6 +28,7 @@ class Topology(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._room = asyncio.Semaphore(settings.connections)
         self._lines: dict[Address, Lines] = {}
 
     @abstractmethod
@@ -52,8 +53,12 @@ class Topology(ABC):
     def lines(self, address: Address) -> Lines:
         """The connections to a server."""
         if address not in self._lines:
-            self._lines[address] = Lines(lambda: self._settings.wire(address), self._settings.timeout)
+            self._lines[address] = Lines(lambda: self._settings.wire(address), self._settings.timeout, self._room)
         return self._lines[address]
+
+    def abandoned(self) -> list[asyncio.Task[None]]:
+        """Exchanges that go on without their callers."""
+        return [task for lines in self._lines.values() for task in lines.abandoned]
 
     async def close(self) -> None:
         """Close every connection that is not in use."""
@@ -186,7 +191,9 @@ class Sentinels(_Asking):
 
     async def _learn(self, informant: Address) -> None:
         service = self._settings.service
-        lines = Lines(lambda: self._settings.wire(informant, sentinel=True), self._settings.timeout)
+        lines = Lines(
+            lambda: self._settings.wire(informant, sentinel=True), self._settings.timeout, asyncio.Semaphore(1)
+        )
         try:
             (reply,) = await lines.exchange([("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)])
         finally:

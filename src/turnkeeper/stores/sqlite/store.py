@@ -145,16 +145,16 @@ class SqliteStore:
         """See `turnkeeper.log.store.TransactionalStore.append_with`; `effect` gets a `Transaction`, in the writer thread."""
 
         def work(connection: sqlite3.Connection, now: int) -> tuple[T, Appended] | Behind | GuardFailed:
-            refusal = _refusal(connection, key, expected, guard, now)
-            if refusal is not None:
-                return refusal
+            time = _admitted(connection, key, expected, guard, now)
+            if not isinstance(time, int):
+                return time
             result = run_effect(connection, effect)
-            outcome = _append(key, records(result), expected, head, None, 0, connection, now)
+            outcome = _append(key, records(result), expected, head, None, 0, connection, time)
             assert isinstance(outcome, Appended)
             return result, outcome
 
         try:
-            return await self._writer.do(work)
+            return await self._writer.do(work, may_fail=True)
         except EffectRaised as e:
             raise e.error from None
 
@@ -162,7 +162,12 @@ class SqliteStore:
         """See `turnkeeper.log.store.Store.read`."""
         cancelled = self._writer.cancelled
         if cancelled <= self._settled:
-            return await self._reader.do(partial(_tail, key, after))
+            tail, now = await self._reader.do(partial(_timed_tail, key, after))
+            if tail.now > now:
+                # The host's clock was set back behind the log: the store's has to go on from there, also where all that
+                # anybody does is look whether a lease is over (field case 20, row 4).
+                await self._writer.do(partial(_after, key))
+            return tail
         # A write whose caller was cancelled may be under way. Behind it in the writer's queue, this read tells for good
         # what became of it (LOG-6); another connection might look just before the commit.
         tail = await self._writer.do(partial(_tail, key, after))
@@ -272,9 +277,10 @@ def _append(
     )
     if guard is not None and not guard.holds(now):
         # Looked at first only because it is cheap: a tail that is not the expected one is the better answer (LOG-4).
-        return _refusal(connection, key, expected, guard, now) or _append(
-            key, records, expected, head, guard, compact_through, connection, _after(connection, key, now)
-        )
+        time = _admitted(connection, key, expected, guard, now)
+        if not isinstance(time, int):
+            return time
+        return _append(key, records, expected, head, None, compact_through, connection, time)
     if expected == NOWHERE:
         incarnation = os.urandom(8)
         changed = connection.execute(_CREATE, (key, incarnation, count, head.kind, *readable, now, now))
@@ -282,12 +288,11 @@ def _append(
         incarnation = expected.incarnation
         changed = connection.execute(_ADVANCE, (count, *readable, now, key, incarnation, expected.seq, now))
     if not changed.rowcount:
-        refusal = _refusal(connection, key, expected, guard, now)
-        if refusal is not None:
-            return refusal
+        time = _admitted(connection, key, expected, guard, now)
+        if not isinstance(time, int):
+            return time
         # The tail is the expected one, so the host's clock went back behind the log's last record.
-        later = _after(connection, key, now)
-        return _append(key, records, expected, head, guard, compact_through, connection, later)
+        return _append(key, records, expected, head, None, compact_through, connection, time)
     connection.executemany(_RECORD, [(key, seq, now, body) for seq, body in enumerate(records, expected.seq + 1)])
     if compact_through:
         connection.execute(f"DELETE FROM record WHERE log = {_LOG} AND seq <= ?", (key, compact_through))
@@ -295,18 +300,19 @@ def _append(
     return Appended(Position(incarnation, expected.seq + count), now)
 
 
-def _refusal(
+def _admitted(
     connection: sqlite3.Connection, key: str, expected: Position, guard: Guard | None, now: int
-) -> Behind | GuardFailed | None:
+) -> int | Behind | GuardFailed:
+    """The store's time at which an append may be made, or why it may not."""
     row = connection.execute("SELECT incarnation, tail, updated FROM head WHERE key = ?", (key,)).fetchone()
     tail = NOWHERE if row is None else Position(row[0], row[1])
     if tail != expected:
         return Behind(_tail(key, expected, connection, now))
-    time = now if row is None else max(now, row[2])
-    return None if guard is None or guard.holds(time) else GuardFailed(time)
+    time = now if row is None else _after(key, connection, now)
+    return time if guard is None or guard.holds(time) else GuardFailed(time)
 
 
-def _after(connection: sqlite3.Connection, key: str, now: int) -> int:
+def _after(key: str, connection: sqlite3.Connection, now: int) -> int:
     """The store's time after its clock was moved on to the log's last record, where the host's was set back behind it."""
     row = connection.execute("SELECT updated FROM head WHERE key = ?", (key,)).fetchone()
     behind = 0 if row is None else row[0] - now
@@ -329,6 +335,11 @@ def _vacuum(connection: sqlite3.Connection) -> None:
 
 def _advance_clock(connection: sqlite3.Connection, milliseconds: int) -> None:
     connection.execute("UPDATE meta SET value = value + ? WHERE name = 'clock_offset_ms'", (milliseconds,))
+
+
+def _timed_tail(key: str, after: Position, connection: sqlite3.Connection, now: int) -> tuple[Tail, int]:
+    """A tail, and the store's time before it was compared with the log's."""
+    return _tail(key, after, connection, now), now
 
 
 def _tail(key: str, after: Position, connection: sqlite3.Connection, now: int) -> Tail:

@@ -1,6 +1,6 @@
 -- The first schema: the two tables that every store has, and one function for each step, so that a step is one statement.
 --
--- Functions carry a version in their names: a later migration adds `append_v2` beside `append_v1`, and processes of the old
+-- Functions wait for others p_patience_ms at the most, then fail. They carry a version in their names: a later migration adds `append_v2` beside `append_v1`, and processes of the old
 -- release go on working while those of the new one start. :schema stands for the schema's quoted name.
 
 CREATE TABLE :schema.meta (
@@ -41,23 +41,9 @@ CREATE TABLE :schema.record (
 ) WITH (toast_tuple_target = 8160);
 ALTER TABLE :schema.record ALTER COLUMN body SET STORAGE EXTERNAL;
 
--- The store's time in milliseconds, not before p_updated, the time of a log's last record: the server's clock as it is now,
--- not at the transaction's start (LOG-4), and an offset, which grows where the server's clock was set back (LOG-3).
-CREATE FUNCTION :schema.clock_v1(p_updated bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    v_server bigint := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint;
-    v_now bigint := v_server + (SELECT value FROM :schema.meta WHERE name = 'clock_offset_ms');
-BEGIN
-    IF v_now < p_updated THEN
-        UPDATE :schema.meta SET value = greatest(value, p_updated - v_server) WHERE name = 'clock_offset_ms';
-        RETURN p_updated;
-    END IF;
-    RETURN v_now;
-END $$;
-
 -- The records behind a position, the tail and the store's time: one row at least, and `incarnation` is null without a log.
 -- Stable: what it sees is of one moment, also while others append.
-CREATE FUNCTION :schema.read_v1(p_key text, p_incarnation bytea, p_seq bigint)
+CREATE FUNCTION :schema.read_v1(p_key text, p_incarnation bytea, p_seq bigint, p_patience_ms integer)
 RETURNS TABLE (incarnation bytea, tail bigint, now bigint, restart boolean, seq bigint, at bigint, body bytea)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -68,6 +54,7 @@ DECLARE
     v_now bigint;
     v_restart boolean;
 BEGIN
+    PERFORM set_config('lock_timeout', p_patience_ms::text, true);
     SELECT h.id, h.incarnation, h.tail, h.incarnation <> p_incarnation OR p_seq < h.compacted,
             greatest(h.updated, floor(date_part('epoch', clock_timestamp()) * 1000)::bigint + m.value)
         INTO v_log, v_incarnation, v_tail, v_restart, v_now
@@ -80,10 +67,11 @@ BEGIN
 END $$;
 
 -- One append. Outcomes: A appended, at `now`; G the guard does not hold at `now`; B behind, with what read_v1 gives;
--- L another transaction holds the log, and p_wait told not to wait for it (waiting ends with an error after p_patience_ms).
+-- L another transaction holds the log, and p_wait told not to wait for it.
 -- An append of no records takes the log's lock until the end of the transaction, and sees to it that there is a log.
 --
--- The clock is read once the log is locked: a guard is not judged on a time from before a long wait (LOG-4).
+-- The store's time is the server's clock, in milliseconds, and an offset. It is read once the log is locked, and is not that of
+-- the transaction's start: a guard is not judged on a time from before a long wait (LOG-4).
 CREATE FUNCTION :schema.append_v1(
     p_key text, p_incarnation bytea, p_seq bigint, p_create boolean,
     p_kind text, p_phase text, p_attention text, p_owner text, p_labels text, p_ttl_ms bigint, p_keep_until bigint,
@@ -100,37 +88,41 @@ DECLARE
     v_incarnation bytea;
     v_tail bigint;
     v_updated bigint;
-    v_now bigint;
+    v_offset bigint;
 BEGIN
+    PERFORM set_config('lock_timeout', p_patience_ms::text, true);
     IF p_create THEN
         -- Waits for another who is making the same log, until that is in or undone.
-        PERFORM set_config('lock_timeout', p_patience_ms::text, true);
-        v_now := :schema.clock_v1(0);
         INSERT INTO :schema.head (
             key, incarnation, tail, compacted, kind, phase, attention, owner, labels, ttl_ms, keep_until,
             size, created, updated
         ) VALUES (
-            p_key, p_incarnation, 0, 0, p_kind, p_phase, p_attention, p_owner, p_labels, p_ttl_ms, p_keep_until,
-            0, v_now, v_now
+            p_key, p_incarnation, 0, 0, p_kind, p_phase, p_attention, p_owner, p_labels, p_ttl_ms, p_keep_until, 0, 0, 0
         ) ON CONFLICT (key) DO NOTHING;
     END IF;
-    SELECT h.id, h.incarnation, h.tail, h.updated INTO v_log, v_incarnation, v_tail, v_updated
+    SELECT h.id, h.incarnation, h.tail, h.updated, (SELECT value FROM :schema.meta WHERE name = 'clock_offset_ms')
+        INTO v_log, v_incarnation, v_tail, v_updated, v_offset
         FROM :schema.head h WHERE h.key = p_key FOR NO KEY UPDATE SKIP LOCKED;
-    IF v_log IS NULL AND EXISTS (SELECT FROM :schema.head WHERE key = p_key) THEN
-        IF NOT p_wait THEN
+    IF v_log IS NULL THEN
+        IF NOT p_wait AND EXISTS (SELECT FROM :schema.head WHERE key = p_key) THEN
             outcome := 'L';
             RETURN NEXT;
             RETURN;
         END IF;
-        PERFORM set_config('lock_timeout', p_patience_ms::text, true);
         SELECT h.id, h.incarnation, h.tail, h.updated INTO v_log, v_incarnation, v_tail, v_updated
             FROM :schema.head h WHERE h.key = p_key FOR NO KEY UPDATE;
+        v_offset := (SELECT value FROM :schema.meta WHERE name = 'clock_offset_ms');
     END IF;
     IF v_log IS NULL OR v_incarnation <> p_incarnation OR v_tail <> p_seq THEN
-        RETURN QUERY SELECT 'B', r.* FROM :schema.read_v1(p_key, p_incarnation, p_seq) r;
+        RETURN QUERY SELECT 'B', r.* FROM :schema.read_v1(p_key, p_incarnation, p_seq, p_patience_ms) r;
         RETURN;
     END IF;
-    now := :schema.clock_v1(v_updated);
+    now := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint + v_offset;
+    IF now < v_updated THEN
+        -- The server's clock was set back: the store's goes on from the log's last record (LOG-3).
+        UPDATE :schema.meta SET value = greatest(value, v_offset + v_updated - append_v1.now) WHERE name = 'clock_offset_ms';
+        now := v_updated;
+    END IF;
     IF now < p_not_before OR now > p_not_after THEN
         IF p_create THEN
             DELETE FROM :schema.head WHERE id = v_log;
@@ -158,10 +150,11 @@ END $$;
 -- Heads in the order of their keys, behind p_last, from p_from up to but not including p_upto (null: to the end).
 CREATE FUNCTION :schema.heads_v1(
     p_last text, p_from text, p_upto text, p_kind text, p_phase text, p_attention boolean, p_updated_before bigint,
-    p_limit integer
+    p_limit integer, p_patience_ms integer
 )
 RETURNS SETOF :schema.head LANGUAGE plpgsql STABLE AS $$
 BEGIN
+    PERFORM set_config('lock_timeout', p_patience_ms::text, true);
     RETURN QUERY SELECT * FROM :schema.head h
         WHERE h.key > p_last AND h.key >= p_from AND (p_upto IS NULL OR h.key < p_upto)
             AND (p_kind IS NULL OR h.kind = p_kind) AND (p_phase IS NULL OR h.phase = p_phase)

@@ -1,0 +1,291 @@
+"""A run that is cancelled anywhere: what is finished is kept, what was not begun is given back, and nothing happens twice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from tests.engine.inline import InlineStore
+from tests.engine.support import Ledger, asks, asks_once, messages_of, slot_of, state_of
+from turnkeeper import (
+    Agent,
+    DidNotHappen,
+    Happened,
+    Keeper,
+    ModelInvocationResponse,
+    ModelRequest,
+    Reply,
+    ReplyPort,
+    TurnResult,
+    tool,
+)
+from turnkeeper import ToolContext as Context
+from turnkeeper.turn.names import ToolCallState
+from turnkeeper.turn.state import TurnState, find_round
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 60.0
+How = Callable[[Callable[[], Any], int], Any]
+
+
+async def by_the_task(run: Callable[[], Any], turns: int) -> TurnResult | None:
+    """Cancel the caller's task, as asyncio does."""
+    task = asyncio.ensure_future(run())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+
+
+async def by_the_task_twice(run: Callable[[], Any], turns: int) -> TurnResult | None:
+    """Cancel it again, while it is at its last words."""
+    task = asyncio.ensure_future(run())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return None
+
+
+async def by_a_scope(run: Callable[[], Any], turns: int) -> TurnResult | None:
+    """Cancel a scope around it, as a timeout does."""
+    results: list[TurnResult] = []
+
+    async def into_results() -> None:
+        results.append(await run())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(into_results)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        tasks.cancel_scope.cancel()
+    return results[0] if results else None
+
+
+class World:
+    """A turn of two rounds and a reply, with awaits before and behind every effect."""
+
+    def __init__(self, *, parallel: bool) -> None:
+        self.store = InlineStore()
+        self.keeper = Keeper(self.store)
+        self.ledger = Ledger()
+        self.begun: set[str] = set()
+        self.finished: set[str] = set()
+        self.sent: list[str] = []
+        self.asked: list[int] = []
+        self.script = asks([("act", '{"n": 0}')], [("act", '{"n": 1}'), ("act_and_go_on", '{"n": 2}')])
+
+        @tool
+        async def act(n: int, context: Context) -> str:
+            self.begun.add(context.operation_id)
+            await asyncio.sleep(0)
+            self.ledger.write(context)
+            self.finished.add(context.operation_id)
+            return f"acted {n}"
+
+        @tool
+        async def act_and_go_on(n: int, context: Context) -> str:
+            self.begun.add(context.operation_id)
+            self.ledger.write(context)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            self.finished.add(context.operation_id)
+            return f"acted {n}"
+
+        self.agent = Agent(self, [act, act_and_go_on], parallel_tools=parallel, lease_seconds=LEASE)
+        self.port = ReplyPort(self.send, find=self.find)
+
+    async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
+        """See `ModelPort`."""
+        self.asked.append(request.round_index)
+        await asyncio.sleep(0)
+        return await self.script.invoke(request)
+
+    async def send(self, reply: Reply) -> str:
+        """See `ReplyPort`."""
+        await asyncio.sleep(0)
+        self.sent.append(reply.text)
+        await asyncio.sleep(0)
+        return "m1"
+
+    async def find(self, reply: Reply) -> Happened | DidNotHappen:
+        """See `ReplyPort`."""
+        return Happened("m1") if self.sent else DidNotHappen()
+
+    async def run(self, *, wait: bool = True) -> TurnResult:
+        """Run the turn."""
+        return await self.keeper.run(self.agent, "go", turn_id="t", reply=self.port, wait=wait)
+
+    async def check_at_rest(self) -> TurnState | None:
+        """What the cancelled run has to have left behind."""
+        history = await self.keeper.history("t")
+        if history is None:
+            assert not self.begun
+            return None
+        state = await state_of(self.keeper)
+        session = self.keeper.session("t")
+        completed: set[str] = set()
+        for index in range(state.current_round + 1):
+            round_ = find_round(state, index)
+            assert round_ is not None
+            for slot_index, slot in enumerate(round_.slots):
+                operation = session.logical_operation_id(index, slot_index)
+                if slot is not None and slot.state is ToolCallState.COMPLETED:
+                    completed.add(operation)
+                if slot is not None and slot.state is ToolCallState.EXECUTING:
+                    assert operation in self.begun, "a slot that nothing ran in was not given back"
+        assert self.finished <= completed, "a finished effect's result was lost"
+        return state
+
+    async def settle(self, result: TurnResult) -> None:
+        """Say what the ledger says."""
+        session = self.keeper.session("t")
+        for round_index, slot_index in result.open_slots:
+            happened = session.logical_operation_id(round_index, slot_index) in self.ledger.effects
+            await self.keeper.resolve_tool(
+                "t",
+                round_index,
+                slot_index,
+                "happened" if happened else "did_not_happen",
+                who="ann",
+                why="as the ledger says",
+                result=f"acted {round_index + slot_index}" if happened else None,
+            )
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("cancelled", [by_the_task, by_the_task_twice, by_a_scope])
+async def test_cancelled_at_every_turn_of_the_loop(cancelled: How, *, parallel: bool) -> None:
+    undisturbed = World(parallel=parallel)
+    await undisturbed.run()
+    expected = await messages_of(undisturbed.keeper)
+    assert undisturbed.ledger.once(3)
+    for turns in range(1000):
+        world = World(parallel=parallel)
+        result = await cancelled(world.run, turns)
+        found = await world.check_at_rest()
+        asked = len(world.asked)
+        await world.store.advance_clock(round(LEASE * 1000))
+        again = await world.run(wait=False)
+        if again.status != "success":
+            await world.settle(again)
+            again = await world.run(wait=False)
+        assert again.status == "success", (turns, again)
+        assert await messages_of(world.keeper) == expected
+        assert world.ledger.once(3)
+        assert world.sent == ["done"]
+        decided = 0 if found is None else found.current_round + 1
+        assert all(round_index >= decided for round_index in world.asked[asked:])
+        if result is not None:
+            assert again == result
+            break
+    else:
+        raise AssertionError("the run does not get to its end")
+    print(f"cancelled at {turns} turns of the loop")
+    assert turns > 30
+
+
+# --- threads -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_a_plain_function_is_waited_for_and_its_result_kept(keeper: Keeper, *, parallel: bool) -> None:
+    """A thread cannot be stopped. The run ends when it does, and not before what it did is in the log."""
+    running, go_on = threading.Semaphore(0), threading.Event()
+    ledger = Ledger()
+
+    @tool
+    def act(context: Context) -> str:
+        running.release()
+        go_on.wait(10)
+        ledger.write(context)
+        return "acted"
+
+    agent = Agent(asks_once(("act", ""), ("act", "")), [act], parallel_tools=parallel)
+    run = asyncio.ensure_future(keeper.run(agent, "go", turn_id="t"))
+    for _ in range(2 if parallel else 1):
+        await anyio.to_thread.run_sync(running.acquire)
+    run.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert ledger.once(2 if parallel else 1)
+    for slot_index in range(len(ledger.effects)):
+        slot = await slot_of(keeper, 0, slot_index)
+        assert slot is not None
+        assert slot.state is ToolCallState.COMPLETED
+    if not parallel:
+        second = await slot_of(keeper, 0, 1)
+        assert second is None or second.state is ToolCallState.CLAIMED
+
+
+async def test_a_plain_function_that_still_waits_for_a_thread_is_given_back(keeper: Keeper) -> None:
+    running, go_on = threading.Event(), threading.Event()
+    ledger = Ledger()
+
+    @tool
+    def act(context: Context) -> str:
+        running.set()
+        go_on.wait(10)
+        ledger.write(context)
+        return "acted"
+
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    tokens, limiter.total_tokens = limiter.total_tokens, 1
+    try:
+        agent = Agent(asks_once(("act", ""), ("act", "")), [act])
+        run = asyncio.ensure_future(keeper.run(agent, "go", turn_id="t"))
+        while not running.is_set():  # noqa: ASYNC110  # a thread's event, and the only thread of anyio's is taken
+            await asyncio.sleep(0.001)
+        run.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    finally:
+        limiter.total_tokens = tokens
+    assert ledger.once(1)
+    states = [slot and slot.state for slot in [await slot_of(keeper, 0, 0), await slot_of(keeper, 0, 1)]]
+    assert sorted(state.value for state in states if state) == ["CLAIMED", "COMPLETED"]
+    result = await keeper.run(agent, "go", turn_id="t", wait=False)
+    assert result.status == "success"
+    assert ledger.once(2)
+
+
+async def test_a_tool_that_cancels_itself_is_no_cancellation_of_the_run(keeper: Keeper) -> None:
+    """Its outcome is as unknown as behind any other exception, and its siblings go on."""
+    ledger = Ledger()
+
+    @tool
+    async def give_up(context: Context) -> None:
+        ledger.write(context)
+        raise asyncio.CancelledError
+
+    @tool
+    async def act(context: Context) -> str:
+        await asyncio.sleep(0)
+        ledger.write(context)
+        return "acted"
+
+    for parallel in (True, False):
+        agent = Agent(asks_once(("give_up", ""), ("act", "")), [give_up, act], parallel_tools=parallel)
+        result = await keeper.run(agent, "go", turn_id=f"t{parallel}")
+        assert result.status == "reconciliation_required"
+        assert result.open_slots == ((0, 0),)
+    assert ledger.once(3)
