@@ -51,8 +51,9 @@ def test_an_agent_says_what_is_wrong_with_it(options: dict[str, Any], field: str
 )
 def test_a_tool_has_one_policy(options: dict[str, Any], policy: Policy) -> None:
     assert Tool(act, **options).policy is policy
-    for other in ({"replay_safe": True}, {"reconcile": look_up}, {"transactional": True}):
-        if not options or options == other:
+    others: list[dict[str, Any]] = [{"replay_safe": True}, {"reconcile": look_up}, {"transactional": True}]
+    for other in others if options else ():
+        if options == other:
             continue
         with pytest.raises(InvalidInput, match="two policies"):
             Tool(act, **{**options, **other})

@@ -1,4 +1,4 @@
-"""Results that cannot be kept as they are: the effect has happened, so the model is told, and the turn goes on (field case 11)."""
+"""Results that cannot be kept as they are: the effect has happened, so the model is told, and the turn goes on."""
 
 from __future__ import annotations
 

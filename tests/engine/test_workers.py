@@ -136,16 +136,18 @@ class At:
 @pytest.mark.parametrize("place", ["model", "tool", "send"])
 async def test_who_does_not_want_to_wait_is_told_who_is_at_it(keeper: Keeper, place: str) -> None:
     at = At(place)
+    told: list[TurnCheckpointBusy] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: keeper.run(at.agent(), "go", turn_id="t", reply=ReplyPort(at.send)))
         await at.there.wait()
         with pytest.raises(TurnCheckpointBusy) as busy:
             await keeper.run(At("nowhere").agent(), "go", turn_id="t", reply=ReplyPort(at.send), wait=False)
+        told.append(busy.value)
         at.go_on.set()
     state = await state_of(keeper)
     assert state.completed
-    assert busy.value.owner == (await records_of(keeper, r.ModelStarted))[0].owner
-    assert busy.value.until is not None
+    assert told[0].owner == (await records_of(keeper, r.ModelStarted))[0].owner
+    assert told[0].until is not None
     assert len(at.channel.sent) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ from turnkeeper.turn.slots import SlotAnswer
 from turnkeeper.turn.state import TurnState, find_round
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def _check_decisions(state: TurnState, commands: Sequence[c.Command]) -> None:
@@ -85,11 +88,22 @@ class Journal:
                     return decide_all(state, [*deferred, *commands], now)
 
                 try:
-                    own += (await self.turn.put(decide))[len(deferred) :]
+                    answers = await self.turn.put(decide)
                 except BaseException:
                     self._deferred = deferred + self._deferred
                     raise
+                own += answers[len(deferred) :]
+                self._tell_refused(deferred, answers)
+                # A refused command stops the sequence; results of other effects behind it are still to be written.
+                self._deferred += [one for one in deferred[len(answers) :] if isinstance(one, c.CompleteTool)]
         return own + [None] * (len(commands) - len(own))
+
+    def _tell_refused(self, deferred: Sequence[c.Command], answers: Sequence[SlotAnswer | None]) -> None:
+        for command, answer in zip(deferred, answers, strict=False):
+            done = (ToolCallAction.COMPLETED, ToolCallAction.CACHED)
+            if isinstance(command, c.CompleteTool) and answer is not None and answer.action not in done:
+                where = (self.turn.trace_id, command.round_index, command.slot_index)
+                log.warning("turn %r round %d slot %d: its result came too late (%s)", *where, answer.action.value)
 
     async def flush(self) -> None:
         """Write what was deferred."""

@@ -21,6 +21,7 @@ from turnkeeper.engine.tools import Policy, Tool, ToolContext
 from turnkeeper.engine.transcript import request_ids
 from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolResult, Outcome, to_builtins
 from turnkeeper.errors import InvalidInput, OwnershipLost, TurnCheckpointBusy, ValueTooLarge
+from turnkeeper.log import values
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.identity import ToolCall, tool_calls
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState
@@ -33,6 +34,8 @@ _TRIES: Final = 3
 """Runs of a call that provably did not happen, or that may run again, before the model is told of the failure."""
 _MOST_OWNERS: Final = 10
 """Runs of a call that its look-up says did not happen, before the model is told of the failure."""
+_PLACEHOLDER: Final = values.freeze(None)
+"""Stands for the result of a transactional tool while its append is decided; also compared with a result that is there."""
 _PAUSE: Final = 0.2
 """Seconds before the second run; doubled for each further one."""
 
@@ -457,7 +460,7 @@ class ToolRound:
 
         try:
             done = await self._journal.ask_with(
-                self._claim_command(call), self._complete(call, fence, b""), effect, frame
+                self._claim_command(call), self._complete(call, fence, _PLACEHOLDER), effect, frame
             )
         except Exception as e:
             if e not in raised:
