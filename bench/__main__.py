@@ -57,6 +57,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the findings to FILE as well")
     arguments = parser.parse_args()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)
     machine = _machine()
     console.print(", ".join(f"{name}: {value}" for name, value in machine.items()), style="dim")
     found = asyncio.run(_run(console, arguments.only))

@@ -15,7 +15,6 @@ from bench.workload import Turn
 from turnkeeper import Agent, Keeper, Reply, ReplyPort, ScriptedModel, Tool, ToolContext
 from turnkeeper.log.store import Store
 
-
 _played: dict[str, Turn] = {}
 """The turns under way: tools are made once in a process, as a host would, and find their results here."""
 

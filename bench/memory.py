@@ -20,6 +20,7 @@ from turnkeeper.turn.session import TurnCheckpointSession
 _TURNS: Final = 1000
 _SHAPE: Final = Shape(10, 2, 2048)
 _AT_ONCE: Final = 64
+_PROJECT: Final = Path(__file__).resolve().parents[1]
 
 
 async def measure(progress: Callable[[str], None]) -> list[Finding]:
@@ -34,7 +35,7 @@ async def measure(progress: Callable[[str], None]) -> list[Finding]:
                 "bench.memory",
                 kind,
                 str(folder / "turns.db"),
-                cwd=Path(__file__).resolve().parents[1],
+                cwd=_PROJECT,
                 stdout=asyncio.subprocess.PIPE,
             )
             output, _ = await process.communicate()

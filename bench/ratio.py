@@ -13,10 +13,10 @@ from bench.findings import Finding
 from bench.floor import Floor
 from bench.recording import record, stored_in_file
 from bench.scratch import scratch
-from bench.workload import TURN, Turn, turns
+from bench.workload import TURN, turns
 from turnkeeper.stores.sqlite import SqliteStore
 
-AT_ONCE: Final = {1: 200, 16: 16, 64: 6}
+AT_ONCE: Final = {1: 120, 16: 8, 64: 5}
 """Turns at once, and how many batches of them are measured beside as many of the floor."""
 _WARM_UP: Final = 1
 _STORED: Final = 64
@@ -35,11 +35,11 @@ async def measure(drivers: Sequence[Driver], progress: Callable[[str], None]) ->
     for at_once, batches in AT_ONCE.items():
         for driver in drivers:
             progress(f"{driver.name}, {at_once} at once, beside the floor")
-            found += await _beside_floor(driver, at_once, batches)
+            found.append(await _beside_floor(driver, at_once, batches))
     return found
 
 
-async def _beside_floor(driver: Driver, at_once: int, batches: int) -> list[Finding]:
+async def _beside_floor(driver: Driver, at_once: int, batches: int) -> Finding:
     given = turns(TURN, at_once * (batches + _WARM_UP), seed=at_once)
     written = await record(driver, given)
     ours: list[Cost] = []
@@ -66,29 +66,24 @@ async def _timed(work: list[Awaitable[None]]) -> Cost:
     return Cost(wall / len(work), cpu / len(work))
 
 
-def _compared(driver: Driver, at_once: int, ours: list[Cost], floors: list[Cost]) -> list[Finding]:
-    """The medians of the ratios of neighbours in time."""
-    walls = [mine.wall / floor.wall for mine, floor in zip(ours, floors, strict=True)]
-    low, _, high = statistics.quantiles(walls)
-    cpu = statistics.median(mine.cpu / floor.cpu for mine, floor in zip(ours, floors, strict=True))
+def _compared(driver: Driver, at_once: int, ours: list[Cost], floors: list[Cost]) -> Finding:
+    """The median of the ratios of neighbours in time."""
+    pairs = list(zip(ours, floors, strict=True))
+    walls = [mine.wall / floor.wall for mine, floor in pairs]
+    low, ratio, high = statistics.quantiles(walls)
     more = {
-        "quartile": low,
-        "to": high,
         "ms a turn": 1000 * statistics.median(cost.wall for cost in ours),
-        "floor ms": 1000 * statistics.median(cost.wall for cost in floors),
-        "CPU ms a turn": 1000 * statistics.median(cost.cpu for cost in ours),
-        "floor CPU ms": 1000 * statistics.median(cost.cpu for cost in floors),
+        "floor": 1000 * statistics.median(cost.wall for cost in floors),
+        "ratio": ratio,
+        "quartiles": low,
+        "and": high,
+        "CPU ms": 1000 * statistics.median(cost.cpu for cost in ours),
+        "CPU ratio": statistics.median(mine.cpu / floor.cpu for mine, floor in pairs),
     }
-    ratio = statistics.median(walls)
-    found = [
-        Finding(
-            f"{driver.name}, {at_once} at once: wall", ratio, "x floor", more, driver.target if at_once == 1 else None
-        ),
-        Finding(f"{driver.name}, {at_once} at once: CPU", cpu, "x floor", {}),
-    ]
-    if at_once == max(AT_ONCE):
-        found.append(Finding(f"{driver.name}, {at_once} at once: throughput", 1 / ratio, "x floor", {}, at_least=3))
-    return found
+    what = f"{driver.name}, {at_once} at once"
+    if at_once == 1:
+        return Finding(f"{what}: time", ratio, "x floor", more, at_most=driver.target)
+    return Finding(f"{what}: throughput", 1 / ratio, "x floor", more, at_least=3 if at_once == max(AT_ONCE) else None)
 
 
 async def count(drivers: Sequence[Driver], progress: Callable[[str], None]) -> list[Finding]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from bench.drivers import Driver
 from bench.scratch import scratch
@@ -14,6 +15,8 @@ from turnkeeper.log.store import Promise
 from turnkeeper.stores.sqlite import SqliteStore
 
 T = TypeVar("T")
+
+_AT_ONCE: Final = 32
 
 
 class RecordingStore:
@@ -93,15 +96,14 @@ class RecordingStore:
 
 
 async def record(driver: Driver, turns: list[Turn]) -> list[list[bytes]]:
-    """Drive `turns` one behind the other, unmeasured: the durable writes of each."""
+    """Drive `turns`, unmeasured: the durable writes of each."""
     with scratch() as folder:
-        written: list[list[bytes]] = []
         async with await SqliteStore.open(folder / "turns.db") as store:
-            for turn in turns:
-                recording = RecordingStore(store)
-                await driver.run(recording, turn)
-                written.append([body for bodies in recording.written.values() for body in bodies])
-        return written
+            recordings = [RecordingStore(store) for _ in turns]
+            for first in range(0, len(turns), _AT_ONCE):
+                some = range(first, min(first + _AT_ONCE, len(turns)))
+                await asyncio.gather(*(driver.run(recordings[number], turns[number]) for number in some))
+    return [[body for bodies in recording.written.values() for body in bodies] for recording in recordings]
 
 
 async def stored_in_file(driver: Driver, turns: list[Turn]) -> int:

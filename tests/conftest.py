@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,25 +42,35 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-@pytest.fixture(params=["sqlite file", "sqlite memory", "postgres", "redis", "redis resp3", "redis cluster"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    """Every store that a behaviour has to be the same on."""
-    if request.param == "postgres":
+STORES = ("sqlite file", "sqlite memory", "postgres", "redis", "redis resp3", "redis cluster")
+
+
+@asynccontextmanager
+async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
+    """An empty store of that name, on a real server where it needs one."""
+    if name == "postgres":
         server: Server = request.getfixturevalue("postgres")
         url = server.url(request.getfixturevalue("postgres_database"))
-        opened: Store = await PostgresStore.open(url)
-    elif request.param == "redis cluster":
+        store: Store = await PostgresStore.open(url)
+    elif name == "redis cluster":
         cluster: RedisCluster = request.getfixturevalue("redis_cluster")
         cluster.flush()
-        opened = await RedisStore.open(cluster.url())
-    elif request.param.startswith("redis"):
+        store = await RedisStore.open(cluster.url())
+    elif name.startswith("redis"):
         redis: RedisServer = request.getfixturevalue("redis_server")
         redis.flush()
-        opened = await RedisStore.open(redis.url("protocol=3" if request.param == "redis resp3" else "protocol=2"))
+        store = await RedisStore.open(redis.url("protocol=3" if name == "redis resp3" else "protocol=2"))
     else:
-        path = tmp_path / "turns.db" if request.param == "sqlite file" else ":memory:"
-        opened = await SqliteStore.open(path)
+        path = tmp_path / "turns.db" if name == "sqlite file" else ":memory:"
+        store = await SqliteStore.open(path)
     try:
-        yield opened
+        yield store
     finally:
-        await opened.close()
+        await store.close()
+
+
+@pytest.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    """Every store that a behaviour has to be the same on."""
+    async with opened(request.param, request, tmp_path) as store:
+        yield store

@@ -141,6 +141,15 @@ class RedisServer:
         """One command, and its plain reply."""
         return cast("Any", self.client).execute_command(*command)
 
+    def raw(self, *command: str) -> bytes:
+        """One command whose reply is a text, as it comes."""
+        with (
+            socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection,
+            connection.makefile("rb") as lines,
+        ):
+            connection.sendall(" ".join(command).encode() + b"\r\n")
+            return lines.read(int(lines.readline()[1:]))
+
     def info(self, section: str) -> dict[str, Any]:
         """A section of what it tells about itself."""
         return self.run("INFO", section)
@@ -187,7 +196,7 @@ class RedisCluster:
 
     def agrees(self) -> bool:
         """Whether all nodes see all slots served."""
-        states = [cast("bytes", node.run("CLUSTER", "INFO")) for node in self.nodes]
+        states = [node.raw("CLUSTER", "INFO") for node in self.nodes]
         return all(b"cluster_state:ok" in s and b"cluster_known_nodes:%d" % len(self.nodes) in s for s in states)
 
     def move(self, slot: int, target: int, *, before_keys: Callable[[], None] | None = None) -> None:

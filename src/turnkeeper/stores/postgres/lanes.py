@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import psycopg
-from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from turnkeeper.errors import StoreBusy, StoreClosed, StoreUnavailable
 from turnkeeper.stores.postgres import failures
@@ -58,7 +59,12 @@ async def ask(
     """
     cursor = connection.cursor(binary=True)
     await cursor.execute(text, parameters, prepare=prepare)
-    return await cursor.fetchall() if cursor.description is not None else []
+    return await cursor.fetchall() if has_rows(cursor.pgresult) else []
+
+
+def has_rows(result: PGresult | None) -> bool:
+    """Whether a statement gives rows, be it none; a cursor's `description` would tell it too, at the price of building it."""
+    return result is not None and result.status == ExecStatus.TUPLES_OK
 
 
 def usable(connection: Pooled) -> bool:
@@ -75,7 +81,7 @@ def usable(connection: Pooled) -> bool:
 class _Call:
     """What a caller asked for, and where it waits for the answer."""
 
-    __slots__ = ("again", "append", "future", "parameters", "text", "timer")
+    __slots__ = ("again", "append", "future", "parameters", "settled", "taken", "text", "timer")
 
     def __init__(
         self,
@@ -92,14 +98,24 @@ class _Call:
         """Whether it only reads, so that it is asked once more when its answer was lost."""
         self.future: asyncio.Future[list[Row]] = loop.create_future()
         self.timer: asyncio.TimerHandle | None = None
+        self.taken = False
+        """Whether a lane has it, so that it may be under way."""
+        self.settled: asyncio.Event | None = None
+        """Where its caller was cancelled while it was under way: set when no more will come of it."""
 
     def answer(self, rows: list[Row]) -> None:
         if not self.future.done():
             self.future.set_result(rows)
+        self.settle()
 
     def fail(self, error: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+        self.settle()
+
+    def settle(self) -> None:
+        if self.settled is not None:
+            self.settled.set()
 
 
 class Lanes:
@@ -118,6 +134,8 @@ class Lanes:
         self._idle: list[Connection] = []
         self._born: dict[Connection, float] = {}
         """Every open connection, and when it was made."""
+        self._orphans: list[_Call] = []
+        """Appends that were under way when their callers were cancelled."""
         self._closed = False
 
     # --- for callers -----------------------------------------------------------------------------------------
@@ -138,6 +156,12 @@ class Lanes:
             TurnkeeperError: see `failures`.
         """
         return await self._submit(_Call(self._loop, text, parameters, None, again=reads), self._single)
+
+    async def settle(self, key: str) -> None:
+        """Wait for appends to `key` whose callers were cancelled: what is read behind that tells what became of them (LOG-6)."""
+        for call in self._orphans:
+            if call.settled is not None and call.append is not None and call.append.key == key:
+                await call.settled.wait()
 
     async def close(self) -> None:
         """Carry out what was asked for, then close the connections."""
@@ -168,7 +192,13 @@ class Lanes:
             self._tasks.add(self._loop.create_task(self._lane()))
         else:
             call.timer = self._loop.call_later(self._address.busy_timeout, self._expire, call)
-        return await call.future
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            if call.taken and call.append is not None:
+                call.settled = asyncio.Event()
+                self._orphans = [*(other for other in self._orphans if not _is_settled(other)), call]
+            raise
 
     def _expire(self, call: _Call) -> None:
         call.fail(StoreBusy(self._address.where, f"all {self._address.pool_size} connections were busy"))
@@ -196,7 +226,9 @@ class Lanes:
             call.timer.cancel()
             call.timer = None
         if call.future.done():
+            call.settle()
             return False
+        call.taken = True
         group.append(call)
         return True
 
@@ -224,8 +256,9 @@ class Lanes:
         finally:
             # Without a pause from the last look into the queues: who puts a call there now starts another lane.
             self._tasks.discard(asyncio.current_task())
-            for call in group:
-                call.future.cancel()  # only a loop that is being closed ends a lane before its calls were answered
+            for call in group:  # only a loop that is being closed ends a lane before its calls were answered
+                call.future.cancel()
+                call.settle()
             if connection is not None:
                 self._serving -= 1
                 if self._closed or not usable(connection):
@@ -315,3 +348,7 @@ class Lanes:
 
 def _key(call: _Call) -> str:
     return call.append.key if call.append is not None else ""
+
+
+def _is_settled(call: _Call) -> bool:
+    return call.settled is None or call.settled.is_set()

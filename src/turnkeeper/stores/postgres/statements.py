@@ -29,6 +29,11 @@ _APPEND_TYPES: Final = (
     *("bigint", "bigint", "bigint", "bigint", "bytea[]"),
     *("integer", "boolean"),
 )
+_RESTORE_TYPES: Final = (
+    *("text", "bytea", "bigint", "bigint"),
+    *("text", "text", "text", "text", "text", "bigint", "bigint"),
+    *("bigint", "bigint", "bigint", "bigint[]", "bigint[]", "bytea[]", "integer"),
+)
 _HEADS_TYPES: Final = ("text", "text", "text", "text", "text", "boolean", "bigint", "integer", "integer")
 _HEAD_COLUMNS: Final = "key, tail, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated"
 
@@ -99,7 +104,7 @@ def append(
         head.phase,
         head.attention,
         head.owner,
-        json.dumps(head.labels) if head.labels else "{}",  # in ASCII: PostgreSQL's texts hold no NUL (field case 09)
+        _labels(head),
         head.ttl_ms,
         head.keep_until,
         not_before,
@@ -112,6 +117,37 @@ def append(
     )
 
 
+def _labels(head: Head) -> str:
+    """Labels as JSON in ASCII, as PostgreSQL's texts hold no NUL (field case 09)."""
+    return json.dumps(head.labels) if head.labels else "{}"
+
+
+def restore_parameters(
+    key: str, records: Sequence[Record], position: Position, compacted: int, head: Head, patience_ms: int
+) -> tuple[Any, ...]:
+    """The parameters of putting a log there."""
+    return (
+        key,
+        position.incarnation,
+        position.seq,
+        compacted,
+        head.kind,
+        head.phase,
+        head.attention,
+        head.owner,
+        _labels(head),
+        head.ttl_ms,
+        head.keep_until,
+        head.size,
+        head.created,
+        head.updated,
+        [record.seq for record in records],
+        [record.at for record in records],
+        Bodies(record.body for record in records),
+        patience_ms,
+    )
+
+
 class Statements:
     """The statements of a schema."""
 
@@ -121,6 +157,8 @@ class Statements:
         self.read = self._call("read_v1", "text", "bytea", "bigint", "integer")
         self.heads = self._call("heads_v1", *_HEADS_TYPES, columns=_HEAD_COLUMNS)
         self.erase = self._call("erase_v1", "text", "bigint", "integer")
+        self.restore = self._call("restore_v1", *_RESTORE_TYPES)
+        self.catch_up = self._call("catch_up_v1", "bigint", "integer")
         self.writes = self._call("writes_v1")
         self.tidy = f'VACUUM (SKIP_LOCKED) "{schema}".record, "{schema}".head'.encode()
         self.advance_clock = (
@@ -168,13 +206,18 @@ def tail(rows: Sequence[Row], after: Position, where: str) -> Tail:
     Raises:
         StoreRolledBack: the log is the one that `after` is of, and does not reach that far.
     """
-    incarnation, last, now, restart, _, _, _ = rows[0]
+    incarnation, last, now, restart = rows[0][:4]
     if incarnation is None:
         return Tail(NOWHERE, [], now, after != NOWHERE)
     if incarnation == after.incarnation and last < after.seq:
         raise StoreRolledBack(where, f"a log ends at {last}, and was at {after.seq} when it was last heard of")
-    records = [Record(seq, at, body) for _, _, _, _, seq, at, body in rows if seq is not None]
+    records = [Record(*row[4:7]) for row in rows if row[4] is not None]
     return Tail(Position(incarnation, last), records, now, restart)
+
+
+def is_late(rows: Sequence[Row]) -> bool:
+    """Whether the server's clock is behind the log that was read."""
+    return rows[0][7]
 
 
 def heads_parameters(query: HeadQuery, last: str, limit: int, patience_ms: int) -> tuple[Any, ...]:

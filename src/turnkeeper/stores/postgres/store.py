@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -10,8 +11,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import psycopg
 
-from turnkeeper.errors import StoreClosed, StoreMissing
-from turnkeeper.log.record import NOWHERE, Appended, Behind, Guard, GuardFailed, Head, HeadQuery, Position, Tail
+from turnkeeper.errors import StoreClosed, StoreMissing, StoreReadOnly
+from turnkeeper.log.record import NOWHERE, Appended, Behind, Guard, GuardFailed, Head, HeadQuery, Position, Record, Tail
 from turnkeeper.log.store import Promise
 from turnkeeper.stores.postgres import failures, schema, statements
 from turnkeeper.stores.postgres.address import Address, parse
@@ -179,9 +180,16 @@ class PostgresStore:
 
     async def read(self, key: str, *, after: Position = NOWHERE) -> Tail:
         """See `turnkeeper.log.store.Store.read`."""
+        lanes = self._home().lanes
+        await lanes.settle(key)
         parameters = (key, after.incarnation, after.seq, self.address.patience_ms)
-        rows = await self._home().lanes.ask(self._statements.read, parameters, reads=True)
-        return statements.tail(rows, after, self.address.where)
+        rows = await lanes.ask(self._statements.read, parameters, reads=True)
+        tail = statements.tail(rows, after, self.address.where)
+        if statements.is_late(rows):
+            # So that time goes on also where all that anybody does is look whether a lease is over (field case 20).
+            with contextlib.suppress(StoreReadOnly):
+                await lanes.ask(self._statements.catch_up, (tail.now, self.address.patience_ms), reads=False)
+        return tail
 
     async def heads(self, query: HeadQuery = HeadQuery()) -> AsyncIterator[Head]:  # noqa: B008  # immutable
         """See `turnkeeper.log.store.Store.heads`."""
@@ -197,9 +205,19 @@ class PostgresStore:
 
     async def erase(self, key: str, *, unchanged_since: int | None = None) -> bool:
         """See `turnkeeper.log.store.Store.erase`."""
+        lanes = self._home().lanes
+        await lanes.settle(key)
         parameters = (key, unchanged_since, self.address.patience_ms)
-        ((erased,),) = await self._home().lanes.ask(self._statements.erase, parameters, reads=False)
+        ((erased,),) = await lanes.ask(self._statements.erase, parameters, reads=False)
         return erased
+
+    async def restore(
+        self, key: str, records: Sequence[Record], *, position: Position, compacted: int, head: Head
+    ) -> bool:
+        """See `turnkeeper.log.store.RestoringStore.restore`."""
+        parameters = statements.restore_parameters(key, records, position, compacted, head, self.address.patience_ms)
+        ((restored,),) = await self._home().lanes.ask(self._statements.restore, parameters, reads=False)
+        return restored
 
     async def tidy(self) -> None:
         """See `turnkeeper.log.store.Store.tidy`; space inside the tables is used again, and their empty ends are cut off."""

@@ -17,7 +17,7 @@ from turnkeeper.errors import StoreBusy, StoreClosed, StoreUnavailable, Turnkeep
 from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, Position
 from turnkeeper.stores.postgres import failures
 from turnkeeper.stores.postgres.address import Address
-from turnkeeper.stores.postgres.lanes import usable
+from turnkeeper.stores.postgres.lanes import has_rows, usable
 from turnkeeper.stores.postgres.statements import ADAPTERS, Row, Statements, append, outcome
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class Transaction:
                 self._parse(self._connection, sql)
             cursor = psycopg.Cursor(self._connection)
             cursor.execute(sql.encode(), parameters or None)
-            return cursor.fetchall() if cursor.description is not None else []
+            return cursor.fetchall() if has_rows(cursor.pgresult) else []
         except psycopg.Error as e:
             if self._connection.info.transaction_status != TransactionStatus.INTRANS:
                 self._spoiled = e
@@ -270,7 +270,7 @@ class _Told(Exception):
 def _ask(connection: psycopg.Connection[Row], text: bytes, parameters: Sequence[Any] = ()) -> list[Row]:
     cursor = connection.cursor(binary=True)
     cursor.execute(text, parameters)
-    return cursor.fetchall() if cursor.description is not None else []
+    return cursor.fetchall() if has_rows(cursor.pgresult) else []
 
 
 def _run(connection: psycopg.Connection[Row], effect: Callable[[Transaction], T]) -> T:

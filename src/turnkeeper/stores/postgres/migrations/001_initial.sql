@@ -42,28 +42,40 @@ CREATE TABLE :schema.record (
 ALTER TABLE :schema.record ALTER COLUMN body SET STORAGE EXTERNAL;
 
 -- The records behind a position, the tail and the store's time: one row at least, and `incarnation` is null without a log.
+-- `late` tells that the server's clock is behind the log's last record; what is to be done about it is catch_up_v1.
 -- Stable: what it sees is of one moment, also while others append.
 CREATE FUNCTION :schema.read_v1(p_key text, p_incarnation bytea, p_seq bigint, p_patience_ms integer)
-RETURNS TABLE (incarnation bytea, tail bigint, now bigint, restart boolean, seq bigint, at bigint, body bytea)
+RETURNS TABLE (
+    incarnation bytea, tail bigint, now bigint, restart boolean, seq bigint, at bigint, body bytea, late boolean
+)
 LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     v_log bigint;
     v_incarnation bytea;
     v_tail bigint;
+    v_updated bigint;
     v_now bigint;
     v_restart boolean;
 BEGIN
     PERFORM set_config('lock_timeout', p_patience_ms::text, true);
-    SELECT h.id, h.incarnation, h.tail, h.incarnation <> p_incarnation OR p_seq < h.compacted,
-            greatest(h.updated, floor(date_part('epoch', clock_timestamp()) * 1000)::bigint + m.value)
-        INTO v_log, v_incarnation, v_tail, v_restart, v_now
+    SELECT h.id, h.incarnation, h.tail, h.incarnation <> p_incarnation OR p_seq < h.compacted, coalesce(h.updated, 0),
+            floor(date_part('epoch', clock_timestamp()) * 1000)::bigint + m.value
+        INTO v_log, v_incarnation, v_tail, v_restart, v_updated, v_now
         FROM :schema.meta m LEFT JOIN :schema.head h ON h.key = p_key
         WHERE m.name = 'clock_offset_ms';
-    RETURN QUERY SELECT v_incarnation, v_tail, v_now, v_restart, r.seq, r.at, r.body
+    RETURN QUERY SELECT v_incarnation, v_tail, greatest(v_now, v_updated), v_restart, r.seq, r.at, r.body, v_now < v_updated
         FROM (VALUES (1)) AS one LEFT JOIN :schema.record r
             ON r.log = v_log AND r.seq > CASE WHEN v_restart THEN 0 ELSE p_seq END
         ORDER BY r.seq;
+END $$;
+
+-- The server's clock was set back behind p_now, a time that the store has told: the store's clock goes on from there (LOG-3).
+CREATE FUNCTION :schema.catch_up_v1(p_now bigint, p_patience_ms integer) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('lock_timeout', p_patience_ms::text, true);
+    UPDATE :schema.meta SET value = greatest(value, p_now - floor(date_part('epoch', clock_timestamp()) * 1000)::bigint)
+        WHERE name = 'clock_offset_ms';
 END $$;
 
 -- One append. Outcomes: A appended, at `now`; G the guard does not hold at `now`; B behind, with what read_v1 gives;
@@ -114,13 +126,13 @@ BEGIN
         v_offset := (SELECT value FROM :schema.meta WHERE name = 'clock_offset_ms');
     END IF;
     IF v_log IS NULL OR v_incarnation <> p_incarnation OR v_tail <> p_seq THEN
-        RETURN QUERY SELECT 'B', r.* FROM :schema.read_v1(p_key, p_incarnation, p_seq, p_patience_ms) r;
+        RETURN QUERY SELECT 'B', r.incarnation, r.tail, r.now, r.restart, r.seq, r.at, r.body
+            FROM :schema.read_v1(p_key, p_incarnation, p_seq, p_patience_ms) r;
         RETURN;
     END IF;
     now := floor(date_part('epoch', clock_timestamp()) * 1000)::bigint + v_offset;
     IF now < v_updated THEN
-        -- The server's clock was set back: the store's goes on from the log's last record (LOG-3).
-        UPDATE :schema.meta SET value = greatest(value, v_offset + v_updated - append_v1.now) WHERE name = 'clock_offset_ms';
+        PERFORM :schema.catch_up_v1(v_updated, p_patience_ms);
         now := v_updated;
     END IF;
     IF now < p_not_before OR now > p_not_after THEN
@@ -161,6 +173,31 @@ BEGIN
             AND (p_attention IS NULL OR (h.attention IS NOT NULL) = p_attention)
             AND (p_updated_before IS NULL OR h.updated < p_updated_before)
         ORDER BY h.key LIMIT p_limit;
+END $$;
+
+-- Put a log there as it was in another store. Whether it was: not where there is a log.
+CREATE FUNCTION :schema.restore_v1(
+    p_key text, p_incarnation bytea, p_tail bigint, p_compacted bigint,
+    p_kind text, p_phase text, p_attention text, p_owner text, p_labels text, p_ttl_ms bigint, p_keep_until bigint,
+    p_size bigint, p_created bigint, p_updated bigint, p_seqs bigint[], p_ats bigint[], p_bodies bytea[],
+    p_patience_ms integer
+)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    v_log bigint;
+BEGIN
+    PERFORM set_config('lock_timeout', p_patience_ms::text, true);
+    INSERT INTO :schema.head (
+        key, incarnation, tail, compacted, kind, phase, attention, owner, labels, ttl_ms, keep_until, size, created, updated
+    ) VALUES (
+        p_key, p_incarnation, p_tail, p_compacted, p_kind, p_phase, p_attention, p_owner, p_labels, p_ttl_ms, p_keep_until,
+        p_size, p_created, p_updated
+    ) ON CONFLICT (key) DO NOTHING RETURNING id INTO v_log;
+    IF v_log IS NOT NULL THEN
+        INSERT INTO :schema.record (log, seq, at, body)
+            SELECT v_log, r.seq, r.at, r.body FROM unnest(p_seqs, p_ats, p_bodies) r (seq, at, body);
+    END IF;
+    RETURN v_log IS NOT NULL;
 END $$;
 
 -- Drop a log; with p_tail, only one whose tail that is. Whether there was one.

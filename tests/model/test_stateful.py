@@ -1,0 +1,407 @@
+"""Real sessions on a real store, driven at random by several workers, against `reference.py` (invariants of flows.md).
+
+Every answer is compared, and behind every step the whole turn as another worker sees it. Time is the store's, and moves only
+when the test moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Final, TypeVar
+
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.model.reference import CLAIM_LEASE, EXECUTION_LEASE, Answer, Call, Error, Journal
+from turnkeeper.errors import TurnCheckpointConflict, TurnCheckpointError
+from turnkeeper.log import frames
+from turnkeeper.log.record import NOWHERE
+from turnkeeper.stores.sqlite import SqliteStore
+from turnkeeper.turn import records as r
+from turnkeeper.turn.names import ToolCallState
+from turnkeeper.turn.session import TurnCheckpointSession
+from turnkeeper.turn.snapshot import ToolCallDecision
+from turnkeeper.turn.state import TurnRules, TurnState, find_slot
+
+T = TypeVar("T")
+
+TRACE: Final = "trace"
+WORKERS: Final = 3
+BEGINNING: Final = 1_000_000_000
+TICK: Final = 250_000
+"""No sum of ticks comes near the end of a lease, so the few milliseconds that a session's estimate is off do not matter."""
+LONG: Final = "long enough to be stored once in a round and only referred to afterwards: "
+
+CHARGE: Final = Call("call_0", "charge", {"cents": 500, "customer": "c1"})
+CHARGE_AGAIN: Final = Call("call_0", "charge", {"customer": "c1", "cents": 500})
+MAIL: Final = Call("", "mail", {"text": LONG})
+DECISIONS: Final[list[list[Call]]] = [[], [CHARGE], [CHARGE_AGAIN, MAIL], [MAIL]]
+
+workers = st.integers(0, WORKERS - 1)
+variants = st.integers(0, 1)
+slots = st.integers(0, 1)
+flags = st.booleans()
+usually = st.sampled_from([True, True, True, True, False])
+
+
+def _raised(e: TurnCheckpointError) -> Error:
+    return "conflict" if isinstance(e, TurnCheckpointConflict) else "error"
+
+
+class Turn(RuleBasedStateMachine):
+    """One turn, several sessions of it, and the reference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.store = self.run(SqliteStore.open(":memory:", clock=lambda: BEGINNING))
+        self.sessions: list[TurnCheckpointSession] = []
+        self.tokens: list[str] = []
+        self.lives = 0
+        self.effects: dict[str, int] = {}
+        self.fences: dict[tuple[int, int], tuple[str, int]] = {}
+
+    def run(self, awaitable: Awaitable[T]) -> T:
+        """Run on the machine's own loop."""
+
+        async def waited() -> T:
+            return await awaitable
+
+        return self.runner.run(waited())
+
+    @initialize(deadline=st.sampled_from([0, 0, BEGINNING + 10 * TICK + 1]), report=flags)
+    def begin(self, deadline: int, report: bool) -> None:
+        """The settings that all workers share."""
+        self.journal = Journal(deadline, report, now=BEGINNING)
+        for worker in range(WORKERS):
+            self.sessions.append(self._session())
+            self.tokens.append(f"worker {worker}")
+
+    def _session(self) -> TurnCheckpointSession:
+        return TurnCheckpointSession(
+            self.store,
+            TRACE,
+            claim_lease_seconds=CLAIM_LEASE / 1000,
+            execution_lease_seconds=EXECUTION_LEASE / 1000,
+            proof_deadline_ms=self.journal.proof_deadline,
+            report_ambiguous=self.journal.report_ambiguous,
+        )
+
+    def teardown(self) -> None:
+        """The log itself, record by record, then let go of everything."""
+        try:
+            if self.sessions:
+                self._replay()
+                self._audit_log()
+        finally:
+            self.run(self.store.close())
+            self.runner.close()
+
+    # --- time and death --------------------------------------------------------------------------------------
+
+    @rule(ticks=st.sampled_from([1, 2, 5]))
+    def time_passes(self, ticks: int) -> None:
+        """The store's clock moves on."""
+        self.run(self.store.advance_clock(ticks * TICK))
+        self.journal.now += ticks * TICK
+
+    @rule(worker=workers)
+    def dies(self, worker: int) -> None:
+        """A worker loses its memory, and comes back under another owner token."""
+        self.lives += 1
+        self.sessions[worker] = self._session()
+        self.tokens[worker] = f"worker {worker} life {self.lives}"
+
+    # --- the turn --------------------------------------------------------------------------------------------
+
+    def _same(self, expected: Error | None, awaitable: Awaitable[T]) -> T | None:
+        try:
+            value = self.run(awaitable)
+        except TurnCheckpointError as e:
+            assert _raised(e) == expected, f"{e!r}, where the reference says {expected}"
+            return None
+        assert expected is None, f"accepted, where the reference says {expected}"
+        return value
+
+    @rule(worker=workers, variant=variants, inbound=st.sampled_from(["m1", "m1", "m1", "m2"]))
+    def start(self, worker: int, variant: int, inbound: str) -> None:
+        """T2 `start`: same inbound message, prompts that differ."""
+        messages = [{"role": "user", "content": f"{LONG}{variant}"}, {"role": "system", "content": LONG}]
+        runtime = {"inbound": {"id": inbound}, "of": variant}
+        expected = self.journal.start(messages, ["charge", "mail"], runtime)
+        self._same(expected, self.sessions[worker].start(messages, ["charge", "mail"], runtime))
+
+    def _reserve(self, worker: int, index: int, variant: int, decision: int) -> None:
+        calls = DECISIONS[decision]
+        response: dict[str, Any] = {"content": f"{LONG}{variant}", "tool_calls": [_wire(call) for call in calls]}
+        expected = self.journal.reserve_assistant(index, response, calls)
+        given = self._same(expected, self.sessions[worker].reserve_assistant(index, response))
+        if expected is None:
+            assert given == self.journal.rounds[index].response
+
+    def _commit(self, worker: int, index: int, variant: int) -> None:
+        results = [
+            slot.result for slot in (self.journal.rounds[index].slots if 0 <= index <= self.journal.current_round else [])
+            if slot is not None
+        ]  # fmt: skip
+        messages = [*self.journal.messages, {"content": f"{LONG}{variant}"}, {"results": results}]
+        runtime = {"of": variant, "round": index}
+        expected = self.journal.commit_round(index, messages, runtime)
+        self._same(expected, self.sessions[worker].commit_round(index, messages, runtime))
+
+    @rule(worker=workers, variant=variants, decision=st.integers(0, len(DECISIONS) - 1), kind=st.integers(0, 9))
+    def next_step(self, worker: int, variant: int, decision: int, kind: int) -> None:
+        """Whatever comes next for the turn, so that turns get somewhere."""
+        match self.journal.phase:
+            case None:
+                self.start(worker, variant, "m1")
+            case "STARTED" | "ROUND_COMMITTED" if kind < 8:
+                self._reserve(worker, self.journal.current_round + 1, variant, decision)
+            case "ASSISTANT_RESERVED" if kind < 8:
+                self._commit(worker, self.journal.current_round, variant)
+            case "STARTED" | "ROUND_COMMITTED" | "ASSISTANT_RESERVED":
+                self.final(worker, variant)
+            case "FINAL_MODEL_SAVED":
+                self.reply(worker, variant, "key")
+            case "DELIVERY_RESERVED":
+                self.delivered(worker, "key", variant)
+            case _:
+                self.complete(worker, allow_no_output=False)
+
+    @rule(worker=workers, offset=st.integers(-2, 2), variant=variants, decision=st.integers(0, len(DECISIONS) - 1))
+    def decide(self, worker: int, offset: int, variant: int, decision: int) -> None:
+        """T2 `reserve_assistant`, also out of order."""
+        self._reserve(worker, self.journal.current_round + offset, variant, decision)
+
+    @rule(worker=workers, offset=st.integers(-2, 1), variant=variants)
+    def commit(self, worker: int, offset: int, variant: int) -> None:
+        """T2 `commit_round`, also out of order."""
+        self._commit(worker, self.journal.current_round + offset, variant)
+
+    @rule(worker=workers, variant=variants)
+    def final(self, worker: int, variant: int) -> None:
+        """T2 `save_final_model`."""
+        content = f"{LONG}{variant}"
+        expected = self.journal.save_final_model(content)
+        given = self._same(expected, self.sessions[worker].save_final_model(content))
+        assert expected is not None or given == self.journal.final
+
+    @rule(worker=workers, variant=variants, key=st.sampled_from(["key", "key", "other key"]))
+    def reply(self, worker: int, variant: int, key: str) -> None:
+        """T2 `reserve_final_delivery`: sometimes the final text, sometimes another."""
+        text, delivery = f"{LONG}{variant}", {"variant": variant} if variant else None
+        expected = self.journal.reserve_final_delivery(key, text, delivery)
+        self._same(expected, self.sessions[worker].reserve_final_delivery(key, text, delivery))
+
+    @rule(worker=workers, key=st.sampled_from(["key", "key", "other key"]), message=variants)
+    def delivered(self, worker: int, key: str, message: int) -> None:
+        """T2 `mark_delivered`."""
+        expected = self.journal.mark_delivered(key, f"message {message}")
+        self._same(expected, self.sessions[worker].mark_delivered(key, f"message {message}"))
+
+    @rule(worker=workers, allow_no_output=st.sampled_from([False, False, True]))
+    def complete(self, worker: int, allow_no_output: bool) -> None:
+        """T2 `mark_completed`."""
+        expected = self.journal.mark_completed(allow_no_output=allow_no_output)
+        self._same(expected, self.sessions[worker].mark_completed(allow_no_output=allow_no_output))
+
+    # --- slots -----------------------------------------------------------------------------------------------
+
+    def _slot(self, index: int, slot: int, expected: Answer | Error, given: Awaitable[ToolCallDecision]) -> None:
+        if isinstance(expected, str):
+            self._same(expected, given)
+            return
+        decision = self.run(given)
+        note(f"round {index} slot {slot}: {decision.action.value}")
+        there = expected.slot
+        assert decision.action.value == expected.action
+        assert decision.operation_id == self.sessions[0].logical_operation_id(index, slot)
+        assert decision.should_begin is decision.should_execute is (expected.action == "BEGUN")
+        assert (decision.state and decision.state.value) == (there and there.state)
+        assert (decision.owner_token, decision.fence) == ((there.owner, there.fence) if there else (None, 0))
+        assert decision.terminal is (there is not None and there.state in ("COMPLETED", "AMBIGUOUS"))
+        assert decision.cached_result == (there.result if there and there.state == "COMPLETED" else None)
+        if decision.should_begin and there is not None and not there.replay_safe:
+            self._effect(decision.operation_id)
+        if there is not None and expected.action == "ABANDONED":
+            self.effects[decision.operation_id] = 0  # given back, or resolved as not having happened
+
+    def _effect(self, operation_id: str) -> None:
+        """Invariant 2."""
+        self.effects[operation_id] = self.effects.get(operation_id, 0) + 1
+        assert self.effects[operation_id] == 1, "an operation that is not replay safe was begun twice"
+
+    @precondition(lambda self: self.journal.current_round >= 0)
+    @rule(
+        worker=workers, slot=slots, right=usually, last=usually, safe=flags, begin=flags, repeat=st.just(False) | flags
+    )
+    def claim(self, worker: int, slot: int, right: bool, last: bool, safe: bool, begin: bool, repeat: bool) -> None:
+        """T3 `claim_tool`, mostly as the decision has it, mostly in the current round."""
+        index = self.journal.current_round - (0 if last else 1)
+        calls = self.journal.rounds[index].calls if index >= 0 else []
+        call = calls[slot] if slot < len(calls) else CHARGE
+        if not right:
+            call = call._replace(tool_name="another")
+        token = self.tokens[worker]
+        expected = self.journal.claim_tool(
+            index, slot, call, token, derived=True, replay_safe=safe, begin=begin, repeat_ambiguous=repeat
+        )
+        session = self.sessions[worker]
+        operation_id = session.logical_operation_id(index, slot)
+        given = session.claim_tool(
+            index, slot, *call, operation_id, safe, token, begin=begin, repeat_ambiguous=repeat
+        )  # fmt: skip
+        self._slot(index, slot, expected, given)
+
+    def _owner(self, index: int, slot: int, worker: int, right: bool) -> tuple[str, int]:
+        """Who a worker takes itself for: mostly the slot's owner, a zombie of it too."""
+        there = self.journal.slot(index, slot)
+        if there is None:
+            return self.tokens[worker], 1
+        return (there.owner, there.fence) if right else (self.tokens[worker], max(there.fence - 1, 1))
+
+    @precondition(lambda self: self.journal.current_round >= 0)
+    @rule(
+        worker=workers,
+        slot=slots,
+        right=usually,
+        last=usually,
+        verb=st.sampled_from(["begin", "begin", "renew", "abandon"]),
+    )
+    def own(self, worker: int, slot: int, right: bool, last: bool, verb: str) -> None:
+        """T3 `begin_tool`, `renew_tool`, `abandon_tool`."""
+        index = self.journal.current_round - (0 if last else 1)
+        owner = self._owner(index, slot, worker, right)
+        session = self.sessions[worker]
+        match verb:
+            case "begin":
+                expected, given = self.journal.begin_tool(index, slot, *owner), session.begin_tool(index, slot, *owner)
+            case "renew":
+                expected, given = self.journal.renew_tool(index, slot, *owner), session.renew_tool(index, slot, *owner)
+            case _:
+                expected, given = (
+                    self.journal.abandon_tool(index, slot, *owner),
+                    session.abandon_tool(index, slot, *owner),
+                )
+        self._slot(index, slot, expected, given)
+
+    @precondition(lambda self: self.journal.current_round >= 0)
+    @rule(worker=workers, slot=slots, right=usually, last=usually, variant=variants)
+    def finish(self, worker: int, slot: int, right: bool, last: bool, variant: int) -> None:
+        """T3 `complete_tool`, in time, late, or too late."""
+        index = self.journal.current_round - (0 if last else 1)
+        owner = self._owner(index, slot, worker, right)
+        result = {"text": f"{LONG}result {variant}"}
+        expected = self.journal.complete_tool(index, slot, *owner, result)
+        self._slot(index, slot, expected, self.sessions[worker].complete_tool(index, slot, *owner, result))
+
+    @precondition(lambda self: self.journal.current_round >= 0)
+    @rule(
+        worker=workers,
+        slot=slots,
+        last=usually,
+        resolution=st.sampled_from(["happened", "did_not_happen", "unknown"]),
+        variant=variants,
+    )
+    def resolve(self, worker: int, slot: int, last: bool, resolution: str, variant: int) -> None:
+        """T3, the audited way out of AMBIGUOUS."""
+        index = self.journal.current_round - (0 if last else 1)
+        result = None if resolution == "did_not_happen" else {"told": f"{LONG}{variant}"}
+        expected = self.journal.resolve_tool(index, slot, resolution, result)
+        given = self.sessions[worker].resolve_tool(
+            index, slot, resolution, who="operator", why="looked", result_record=result
+        )  # fmt: skip
+        self._slot(index, slot, expected, given)
+
+    # --- what must hold --------------------------------------------------------------------------------------
+
+    @precondition(lambda self: bool(self.sessions))
+    @invariant()
+    def looks_the_same(self) -> None:
+        """Invariants 5, 6, 8: the whole turn, as a worker sees it that did not write last."""
+        journal, session = self.journal, self.sessions[self.lives % WORKERS]
+        snapshot = self.run(session.load())
+        if snapshot is None:
+            assert journal.phase is None
+            return
+        assert snapshot.phase.value == journal.phase
+        assert snapshot.completed is (journal.phase == "COMPLETED")
+        assert snapshot.revision == journal.revision
+        assert snapshot.current_round == journal.current_round
+        assert snapshot.messages == journal.messages
+        assert snapshot.tool_names == journal.tool_names
+        assert snapshot.runtime == journal.runtime
+        assert snapshot.final_model == journal.final
+        reply = journal.reply or (None, None, None)
+        assert (snapshot.reply_message_key, snapshot.final_text, snapshot.final_delivery) == reply
+        assert snapshot.sent_message_id == journal.sent
+        assert snapshot.assistant_responses == {i: round_.response for i, round_ in enumerate(journal.rounds)}
+        for index, round_ in enumerate(journal.rounds):
+            for slot, there in enumerate(round_.slots):
+                if there is not None:
+                    self._fence(index, slot, there.owner, there.fence)
+
+    def _fence(self, index: int, slot: int, owner: str, fence: int) -> None:
+        before = self.fences.get((index, slot))
+        if before is not None and before[0] != owner:
+            assert fence > before[1], "the fence grows at each change of owner"
+        self.fences[index, slot] = (owner, fence)
+
+    def _replay(self) -> None:
+        """Invariant 10: a redelivery of a finished turn changes nothing."""
+        if self.journal.phase != "COMPLETED":
+            return
+        self.start(0, 1, "m1")
+        self.complete(1, allow_no_output=True)
+        for index, round_ in enumerate(self.journal.rounds):
+            self._reserve(2, index, 1, 0)
+            for slot, there in enumerate(round_.slots):
+                if there is not None and there.state == "COMPLETED":
+                    call, token = round_.calls[slot], self.tokens[0]
+                    operation_id = self.sessions[0].logical_operation_id(index, slot)
+                    given = self.sessions[0].claim_tool(index, slot, *call, operation_id, False, token, begin=True)
+                    self._slot(index, slot, Answer("CACHED", there), given)
+        self.looks_the_same()
+
+    def _audit_log(self) -> None:
+        """Invariant 12, from the bytes in the store: what is ambiguous is left through an audited record alone."""
+        session = self.sessions[0]
+        tail = self.run(self.store.read(session.key, after=NOWHERE))
+        rules = TurnRules(0)
+        decoder, state = rules.decoder(), rules.initial()
+        for record in tail.records:
+            _, entry = decoder.decode(frames.decode(record.body))
+            after = rules.evolve(state, entry, record.at)
+            assert after.revision == state.revision + 1
+            self._audit_record(state, entry, after)
+            state = after
+        assert self.run(session.log.read()) == state, "a fold from the first record on gives what the sessions hold"
+
+    def _audit_record(self, state: TurnState, entry: r.AnyRecord, after: TurnState) -> None:
+        for index, round_ in enumerate(self.journal.rounds):
+            for slot in range(len(round_.slots)):
+                before, now = find_slot(state, index, slot), find_slot(after, index, slot)
+                if before is None or before.state is not ToolCallState.AMBIGUOUS:
+                    continue
+                assert now is not None
+                if now.state is not ToolCallState.AMBIGUOUS or now.resolution is not before.resolution:
+                    assert isinstance(entry, r.ToolResolved)
+                    assert entry.who
+                    assert entry.why
+
+
+def _wire(call: Call) -> dict[str, Any]:
+    return {"id": call.provider_call_id, "name": call.tool_name, "arguments": call.arguments}
+
+
+TestTurn = Turn.TestCase
+TestTurn.settings = settings(
+    max_examples=80,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,  # the same walks in every run: a failure here is one everywhere
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
