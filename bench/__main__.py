@@ -8,7 +8,9 @@ import json
 import os
 import platform
 import sqlite3
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 
@@ -20,9 +22,20 @@ from bench.scratch import disk
 from bench.texts import Texts
 from bench.workload import TURN
 
-_PARTS = {
-    "floor": (f"{TURN} beside the bare floor", lambda progress: ratio.measure([*JOURNAL, *LOOP], progress)),
-    "writes": ("Writes and bytes", lambda progress: ratio.count([*JOURNAL, *LOOP], progress)),
+Progress = Callable[[str], None]
+
+
+def _floor(progress: Progress) -> Awaitable[list[Finding]]:
+    return ratio.measure([*JOURNAL, *LOOP], progress)
+
+
+def _writes(progress: Progress) -> Awaitable[list[Finding]]:
+    return ratio.count([*JOURNAL, *LOOP], progress)
+
+
+_PARTS: Final[dict[str, tuple[str, Callable[[Progress], Awaitable[list[Finding]]]]]] = {
+    "floor": (f"{TURN} beside the bare floor", _floor),
+    "writes": ("Writes and bytes", _writes),
     "growth": ("A round, late in a turn", growth.measure),
     "loading": ("Loading", loading.measure),
     "memory": ("Memory", memory.measure),

@@ -41,6 +41,7 @@ async def measure(progress: Callable[[str], None]) -> list[Finding]:
             loads: list[float] = []
             reads: list[float] = []
             transcripts: list[float] = []
+            rows: list[Any] = []
             for _ in range(_TIMES):
                 start = time.perf_counter()
                 rows = await asyncio.get_running_loop().run_in_executor(executor, raw)

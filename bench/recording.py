@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import anyio
+
 from bench.drivers import Driver
 from bench.scratch import scratch
 from bench.workload import Turn
@@ -120,4 +122,4 @@ async def stored_in_file(driver: Driver, turns: list[Turn]) -> int:
 async def _size(path: Path) -> int:
     async with await SqliteStore.open(path) as store:
         await store.tidy()
-    return path.stat().st_size
+    return (await anyio.Path(path).stat()).st_size

@@ -86,6 +86,23 @@ async def _open_postgres(url: str, *, create: bool) -> Store:
     return await PostgresStore.open(url, create=create)
 
 
+async def migrate_store(url: str) -> tuple[int, int]:
+    """Bring a store's schema to this version's: the versions before and after. Only PostgreSQL's needs it.
+
+    Raises:
+        UnknownStoreUrl: the store has no schema to migrate, or is not known.
+        StoreError: nothing was changed.
+    """
+    if not url.startswith(("postgresql:", "postgres:")):
+        raise UnknownStoreUrl("only PostgreSQL stores are migrated; others are made and read as they are")
+    try:
+        from turnkeeper.stores.postgres import PostgresStore
+    except ImportError as e:
+        raise UnknownStoreUrl(f"postgresql: needs psycopg ({e}); pip install 'turnkeeper[postgres]'") from e
+    migrated = await PostgresStore.migrate(url)
+    return migrated.before, migrated.after
+
+
 async def _open_redis(url: str) -> Store:
     try:
         from turnkeeper.stores.redis import RedisStore

@@ -174,6 +174,7 @@ async def test_an_owner_becomes_a_replica(nodes: RedisCluster) -> None:
         wait_until(lambda: knows(replica, first), "the replica knows its master")
         replica.run("CLUSTER", "REPLICATE", first)
         wait_until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
+        wait_until(lambda: all(b"slave " + first.encode() in n.raw("CLUSTER", "NODES") for n in nodes.nodes), "all know it")
         async with await RedisStore.open(nodes.url()) as store:
             moved = asyncio.Event()
 
@@ -212,7 +213,7 @@ async def test_a_cluster_that_is_down(nodes: RedisCluster) -> None:
             # The master that stands still may have got it, or not even have answered the handshake.
             with pytest.raises(errors.StoreUnavailable):
                 await append(store, keys[2], b"2", expected=positions[2])
-            async with await RedisStore.open(nodes.url("patience=20")) as patient:
+            async with await RedisStore.open(nodes.url("patience=20&timeout=0.5")) as patient:
                 waiting = asyncio.ensure_future(append(patient, keys[1], b"2", expected=positions[1]))
                 await asyncio.sleep(0.2)
                 assert not waiting.done()

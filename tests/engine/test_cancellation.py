@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from tests.engine.inline import InlineStore
-from tests.engine.support import Ledger, asks, asks_once, messages_of, slot_of, state_of
+from tests.engine.support import Ledger, asks, asks_once, messages_of, records_of, slot_of, state_of, until
 from turnkeeper import (
     Agent,
     DidNotHappen,
@@ -22,10 +22,12 @@ from turnkeeper import (
     ModelRequest,
     Reply,
     ReplyPort,
+    Tool,
     TurnResult,
     tool,
 )
 from turnkeeper import ToolContext as Context
+from turnkeeper.turn import records as r
 from turnkeeper.turn.names import ToolCallState
 from turnkeeper.turn.state import TurnState, find_round
 
@@ -268,6 +270,33 @@ async def test_a_plain_function_that_still_waits_for_a_thread_is_given_back(keep
     assert ledger.once(2)
 
 
+async def test_a_plain_function_stays_ours_while_a_cancelled_run_waits_for_it(keeper: Keeper) -> None:
+    """Its lease is renewed on, so nobody takes it for dead and nothing is in doubt in the end."""
+    running, go_on = threading.Event(), threading.Event()
+
+    @tool
+    def act() -> str:
+        running.set()
+        go_on.wait(60)
+        return "acted"
+
+    async def renewed() -> bool:
+        return len(await records_of(keeper, r.ToolRenewed)) >= 4
+
+    run = asyncio.ensure_future(keeper.run(Agent(asks_once(("act", "")), [act], lease_seconds=1), "go", turn_id="t"))
+    await anyio.to_thread.run_sync(running.wait)
+    run.cancel()
+    try:
+        await until(renewed, 30)
+    finally:
+        go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    slot = await slot_of(keeper, 0, 0)
+    assert slot is not None
+    assert (slot.state, slot.late) == (ToolCallState.COMPLETED, False)
+
+
 async def test_a_tool_that_cancels_itself_is_no_cancellation_of_the_run(keeper: Keeper) -> None:
     """Its outcome is as unknown as behind any other exception, and its siblings go on."""
     ledger = Ledger()
@@ -289,3 +318,53 @@ async def test_a_tool_that_cancels_itself_is_no_cancellation_of_the_run(keeper: 
         assert result.status == "reconciliation_required"
         assert result.open_slots == ((0, 0),)
     assert ledger.once(3)
+
+
+class GivesUp:
+    """A model, a channel and look-ups that are cancelled from inside the first time."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def _give_up(self, place: str) -> None:
+        self.calls.append(place)
+        if self.calls.count(place) == 1:
+            raise asyncio.CancelledError
+
+    async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
+        """See `ModelPort`."""
+        await self._give_up("model")
+        return await asks_once(("act", "")).invoke(request)
+
+    async def act(self) -> None:
+        """Act."""
+        await self._give_up("act")
+
+    async def look_up(self, context: Context) -> Happened:
+        """Look up."""
+        await self._give_up("look_up")
+        return Happened("acted")
+
+    async def send(self, reply: Reply) -> str:
+        """See `ReplyPort`."""
+        await self._give_up("send")
+        return "m1"
+
+    async def find(self, reply: Reply) -> Happened:
+        """See `ReplyPort`."""
+        await self._give_up("find")
+        return Happened("m1")
+
+
+async def test_whatever_is_cancelled_from_inside_has_failed_and_the_run_says_so(keeper: Keeper) -> None:
+    host = GivesUp()
+    agent = Agent(host, [Tool(host.act, reconcile=host.look_up)])
+    port = ReplyPort(host.send, find=host.find)
+    results = [await keeper.run(agent, "go", turn_id="t", reply=port) for _ in range(4)]
+    assert [(result.status, result.error_kind) for result in results] == [
+        ("failed", "model_outcome_unknown"),
+        ("reconciliation_required", "effect_outcome_unknown"),
+        ("reconciliation_required", "reply_outcome_unknown"),
+        ("success", None),
+    ]
+    assert host.calls == ["model", "model", "act", "look_up", "look_up", "model", "send", "find", "find"]

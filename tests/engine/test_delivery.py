@@ -255,7 +255,7 @@ async def test_a_slow_send_is_not_taken_for_a_dead_one(keeper: Keeper) -> None:
         return len(await records_of(keeper, r.DeliveryClaimed)) >= 4
 
     results: list[TurnResult] = []
-    agent = Agent(ScriptedModel(["hello"]), lease_seconds=0.3)
+    agent = Agent(ScriptedModel(["hello"]), lease_seconds=1)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(slow)
         await going.wait()

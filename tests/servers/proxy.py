@@ -18,7 +18,6 @@ class Proxy:
         self._pairs: set[_Pair] = set()
         self._faults: deque[When | None] = deque()
         self._held: asyncio.Event | None = None
-        self._held: asyncio.Event | None = None
         self._cut = asyncio.Event()
         self.made = 0
         """Connections that were made through it so far."""

@@ -40,7 +40,10 @@ async def main() -> None:
 async def beside(made: Server, at_once: int, steps: int, repetitions: int, connections: int) -> None:
     """Print the ratio at `at_once` writers, the floor with as many connections as given; the store with its default."""
     database = made.database()
-    made.run("CREATE TABLE floor (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body bytea NOT NULL)", database=database)
+    made.run(
+        "CREATE TABLE floor (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body bytea NOT NULL)",
+        database=database,
+    )
     url = made.url(database)
     pool: asyncio.LifoQueue[psycopg.AsyncConnection] = asyncio.LifoQueue()
     for _ in range(connections):

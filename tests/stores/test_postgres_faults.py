@@ -235,6 +235,31 @@ async def test_cancelled_while_it_waits_for_a_lock(postgres: Server, database: s
         assert await whole(store, "k") == [(1, b"0"), (2, b"1")]
 
 
+async def test_a_read_behind_a_cancelled_append(postgres: Server, database: str) -> None:
+    """LOG-6: what is read, or erased, behind a cancelled append tells for good what became of it: it does not come later."""
+    async with await PostgresStore.open(postgres.url(database, pool_size=3)) as store:
+        position = await append(store, "k", b"0")
+        await append(store, "other", b"0")
+        with held(postgres, database, HOLD_K):
+            call = asyncio.ensure_future(append(store, "k", b"1", expected=position))
+            await until(postgres, WAITING, database)
+            call.cancel()
+            reading = asyncio.ensure_future(whole(store, "k"))
+            assert await whole(store, "other") == [(1, b"0")]
+            assert not reading.done()
+        assert await reading == [(1, b"0"), (2, b"1")]
+        for steps in range(20):  # also cancelled in the moment in which its answer comes
+            call = asyncio.ensure_future(append(store, f"k{steps}", b"1"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            first = await whole(store, f"k{steps}")
+            assert await whole(store, f"k{steps}") == first
+            await store.erase(f"k{steps}")
+            assert await whole(store, f"k{steps}") == []
+
+
 async def test_cancelled_before_it_was_sent(postgres: Server, database: str) -> None:
     """LOG-6: a call that is cancelled while it waits for a connection is left undone."""
     async with await PostgresStore.open(postgres.url(database, pool_size=1)) as store:
@@ -306,6 +331,24 @@ async def test_all_connections_busy(postgres: Server, database: str) -> None:
             assert time.monotonic() - began < 0.3 * 5 + 1
         assert await whole(store, "k") == [(1, b"0")]
         assert await whole(store, "l") == []
+
+
+async def test_statements_that_the_server_ends(postgres: Server, database: str) -> None:
+    """A statement timeout that the database's owner has set, or an operator's cancel: busy, and nothing changed."""
+    async with await PostgresStore.open(postgres.url(database, pool_size=1)) as store:
+        position = await append(store, "k", b"0")
+        with held(postgres, database, HOLD_K):
+            call = asyncio.ensure_future(append(store, "k", b"1", expected=position))
+            await until(postgres, WAITING, database)
+            postgres.run(f"SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {WAITING}")
+            with pytest.raises(errors.StoreBusy) as raised:
+                await call
+            assert raised.value.applied is False
+        assert await whole(store, "k") == [(1, b"0")]
+    postgres.run(f"ALTER DATABASE {database} SET statement_timeout = '200ms'")
+    async with await PostgresStore.open(postgres.url(database)) as store:
+        with held(postgres, database, HOLD_ALL), pytest.raises(errors.StoreBusy):
+            await store.read("k")
 
 
 async def test_a_guard_is_judged_behind_the_wait(postgres: Server, database: str) -> None:

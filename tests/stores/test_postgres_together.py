@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from tests.servers.pgbouncer import pgbouncer
 from tests.servers.postgres import Server
 from tests.servers.proxy import Proxy
 from turnkeeper import errors
-from turnkeeper.log.record import NOWHERE, Appended, Behind, HeadQuery, Position
+from turnkeeper.log.record import NOWHERE, Appended, Behind, Head, HeadQuery, Position
+from turnkeeper.moving import copy_logs
 from turnkeeper.stores.postgres import PostgresStore
+from turnkeeper.stores.sqlite import SqliteStore
 
 ISOLATION = ["read committed", "repeatable read", "serializable"]
 
@@ -128,15 +131,18 @@ async def test_many_appends_share_a_statement(postgres: Server, database: str) -
 
 
 @pytest.mark.anyio
-async def test_a_servers_clock_that_was_set_back(postgres: Server, database: str) -> None:
+@pytest.mark.parametrize("first_is_a_read", [True, False])
+async def test_a_servers_clock_that_was_set_back(postgres: Server, database: str, first_is_a_read: bool) -> None:
     """LOG-3, case 20: set back by two hours, the store's clock goes on from where the log stands, and not twice as far."""
     async with await PostgresStore.open(postgres.url(database)) as store:
         positions = [await append(store, f"k{number}", b"1") for number in range(10)]
         before = (await store.read("k0")).records[0].at
         # For the store it is the same whether the server's clock goes back or its offset does.
         await store.advance_clock(-7_200_000)
-        assert (await store.read("k0")).now >= before
         assert (await store.read("none")).now < before
+        if first_is_a_read:
+            assert (await store.read("k0")).now >= before
+            assert (await store.read("none")).now >= before
         await asyncio.gather(*(append(store, f"k{n}", b"2", expected=positions[n]) for n in range(10)))
         for number in range(10):
             first, second = (await store.read(f"k{number}")).records
@@ -193,6 +199,31 @@ async def test_a_log_that_lost_its_end(postgres: Server, database: str) -> None:
             await append(store, "k", b"4", expected=position)
         assert raised.value.applied is False
         assert await whole(store, "k") == [(1, b"1"), (2, b"2")]
+
+
+@pytest.mark.anyio
+async def test_logs_move_between_stores(postgres: Server, database: str, tmp_path: Path) -> None:
+    """Copied from SQLite to PostgreSQL and back: positions, times, bodies, heads; a log that is there already is left alone."""
+    async with (
+        await SqliteStore.open(tmp_path / "one.db") as source,
+        await PostgresStore.open(postgres.url(database)) as there,
+        await SqliteStore.open(tmp_path / "two.db") as back,
+    ):
+        for number in range(20):
+            head = Head(
+                kind="turn", phase="OPEN", attention="x", owner="w", labels={"a": "\x00"}, ttl_ms=5, keep_until=7
+            )
+            position = await append(source, f"k{number}", *[os.urandom(number) for _ in range(number + 1)], head=head)
+            if number % 3 == 0:
+                await append(source, f"k{number}", b"snapshot", expected=position, compact_through=position.seq)
+        assert (await copy_logs(source, there)).copied == 20
+        assert (await copy_logs(source, there)).already_there == 20
+        assert (await copy_logs(there, back)).verified == 20
+        assert await listed(source) == await listed(there) == await listed(back)
+        tail = await there.read("k7")
+        assert await append(there, "k7", b"on", expected=tail.position) == tail.position._replace(
+            seq=tail.position.seq + 1
+        )
 
 
 # --- loops, threads, forks (field case 07) ---------------------------------------------------------------------
@@ -380,6 +411,19 @@ async def test_behind_a_transaction_pooler(postgres: Server, database: str, pool
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND state LIKE 'idle in%%'"
     assert postgres.run(sessions, [database]) == [(0,)]
     assert await _total(pooled) == (48, 48)
+
+
+@pytest.mark.anyio
+async def test_a_pooler_that_was_not_noticed(postgres: Server, database: str, pooled: str) -> None:
+    """A session without the statement that was prepared in another one: nothing is prepared any more, and no call fails."""
+    async with (
+        await PostgresStore.open(pooled + "?pooler=0&pool_size=3") as one,
+        await PostgresStore.open(pooled + "?pooler=0&pool_size=3") as other,
+    ):
+        writers = [contend(store, f"k{number % 6}", str(number), 15) for number, store in enumerate([one, other] * 6)]
+        await asyncio.gather(*writers)
+        for number in range(6):
+            assert len(await whole(one, f"k{number}")) == 30
 
 
 @pytest.mark.anyio

@@ -142,6 +142,14 @@ async def copy(
 
 
 @app.command
+async def migrate(url: Annotated[str, Parameter(help="The store's URL.")], *, json: Json = False) -> int:
+    """Bring the schema of a PostgreSQL store to this version's; run it before the new processes start."""
+    from turnkeeper.cli.housekeeping import migrate_schema
+
+    return await migrate_schema(url, as_json=json)
+
+
+@app.command
 async def doctor(
     url: Annotated[str, Parameter(help="The store's URL.")] = _DEFAULT_STORE, *, json: Json = False
 ) -> int:

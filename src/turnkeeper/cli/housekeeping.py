@@ -12,7 +12,7 @@ from rich.table import Table
 
 from turnkeeper.cli.output import moment_iso, print_json, size
 from turnkeeper.errors import InvalidInput
-from turnkeeper.keeper import Keeper, open_store
+from turnkeeper.keeper import Keeper, migrate_store, open_store
 from turnkeeper.moving import copy_logs
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -71,6 +71,16 @@ async def copy_store(source_url: str, target_url: str, *, as_json: bool) -> int:
             f"{copied.copied} logs copied, {copied.already_there} were there already, {copied.verified} verified: "
             f"{copied.records} records, {size(copied.bytes)}"
         )
+    return 0
+
+
+async def migrate_schema(url: str, *, as_json: bool) -> int:
+    """Migrate a store's schema, and print the versions."""
+    before, after = await migrate_store(url)
+    if as_json:
+        print_json({"before": before, "after": after})
+    else:
+        Console().print("is up to date" if before == after else f"schema version {before} is now {after}")
     return 0
 
 

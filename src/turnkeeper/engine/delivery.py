@@ -10,7 +10,7 @@ import anyio
 
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
-from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, classify
+from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, awaited, classify
 from turnkeeper.engine.ports import Reply, ReplyPort
 from turnkeeper.errors import TurnCheckpointError
 from turnkeeper.turn import commands as c
@@ -100,7 +100,7 @@ async def _find_out(journal: Journal, port: ReplyPort, reason: str) -> DidNotHap
     found: LookedUp | None = None
     if port.find is not None:
         try:
-            found = await port.find(_reply(journal.state, journal.turn.trace_id))
+            found = await awaited(port.find(_reply(journal.state, journal.turn.trace_id)))
         except Exception:
             log.exception("looking for the reply of turn %s failed", journal.turn.trace_id)
     if isinstance(found, DidNotHappen):
@@ -132,7 +132,7 @@ async def _send_once(journal: Journal, leases: LeaseKeeper, port: ReplyPort, rep
         """A send cannot be called back. Whoever took it over looks it up, or sends it under the same key."""
 
     with leases.holding(f"turn {reply.turn_id!r} reply", renew, lost):
-        return await port.send(reply)
+        return await awaited(port.send(reply))
 
 
 async def _send(journal: Journal, leases: LeaseKeeper, port: ReplyPort) -> None:

@@ -16,7 +16,7 @@ from turnkeeper.engine import stored
 from turnkeeper.engine.delivery import DeliveryStopped, deliver, key_of
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
-from turnkeeper.engine.outcomes import OutcomeUnknown
+from turnkeeper.engine.outcomes import OutcomeUnknown, awaited
 from turnkeeper.engine.ports import Agent, ModelRequest, ReplyPort
 from turnkeeper.engine.rounds import Moved, Stopped, ToolRound
 from turnkeeper.engine.transcript import assistant_messages, check_pairs, tool_exchange
@@ -114,6 +114,12 @@ class TurnRun:
             StoreError: the store failed; nothing is lost, run the turn again.
         """
         ended: list[TurnResult | Exception] = []
+        renewing = anyio.CancelScope(shield=True)
+
+        async def renew() -> None:
+            # Also while a cancelled run waits for a tool in a thread, which cannot be stopped and is still ours.
+            with renewing:
+                await self._leases.run()
 
         async def to_the_end() -> None:
             try:
@@ -123,16 +129,17 @@ class TurnRun:
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._flush_quietly()
-                tasks.cancel_scope.cancel()
+                renewing.cancel()
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._leases.run)
+            tasks.start_soon(renew)
             # In a task of its own: a cancellation of the caller's task then comes by way of the group, and shields hold.
             tasks.start_soon(to_the_end)
-        (result,) = ended
-        if isinstance(result, Exception):
-            raise result
-        return result
+        if not ended:
+            raise anyio.get_cancelled_exc_class()  # its own task was cancelled, by a loop that is shut down
+        if isinstance(ended[0], Exception):
+            raise ended[0]
+        return ended[0]
 
     async def _flush_quietly(self) -> None:
         """A finished effect's result is written also where the run ends in an error or a cancellation."""
@@ -271,7 +278,7 @@ class TurnRun:
             what = f"turn {self._turn.trace_id!r} model call of round {round_index}"
             with self._leases.holding(what, renew, scope.cancel):
                 try:
-                    answer = await self._agent.model.invoke(request)
+                    answer = await awaited(self._agent.model.invoke(request))
                     self._reserve(round_index, answer)
                 except Exception as e:
                     answer = e

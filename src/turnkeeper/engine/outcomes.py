@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import socket
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
+
+import anyio
 
 from turnkeeper.errors import TurnkeeperError
+
+T = TypeVar("T")
 
 
 class EffectRefused(TurnkeeperError):
@@ -52,6 +58,21 @@ class StillUnknown:
 
 
 LookedUp = Happened | DidNotHappen | StillUnknown
+
+
+async def awaited(call: Awaitable[T]) -> T:
+    """Await something of the host's. A cancellation that comes from inside it is its failure, and not one of this run.
+
+    Raises:
+        OutcomeUnknown: it was cancelled, and nobody has cancelled this run.
+    """
+    try:
+        return await call
+    except anyio.get_cancelled_exc_class() as e:
+        if anyio.current_effective_deadline() == -math.inf:
+            raise
+        raise OutcomeUnknown("it was cancelled from inside") from e
+
 
 Kind = Literal["refused", "not sent", "unknown"]
 

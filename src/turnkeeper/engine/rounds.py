@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,7 +13,7 @@ import anyio.to_thread
 from turnkeeper.engine.arguments import InvalidArguments, parse_arguments
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
-from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, OutcomeUnknown, classify
+from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, awaited, classify
 from turnkeeper.engine.ports import Agent
 from turnkeeper.engine.stored import UNKNOWN_TEXT, result_frame, stored_result
 from turnkeeper.engine.tools import Policy, Tool, ToolContext
@@ -172,7 +171,7 @@ class ToolRound:
         found: Any = None
         if tool is not None and tool.look_up is not None:
             try:
-                found = await tool.look_up(self._context(call, slot.fence))
+                found = await awaited(tool.look_up(self._context(call, slot.fence)))
             except Exception:
                 # A look-up that fails has not told anything; the question stays open.
                 log.exception("the look-up of %s failed in turn %s", tool.name, self._journal.turn.trace_id)
@@ -399,15 +398,13 @@ class ToolRound:
             with self._leases.holding(where, renew, lost):
                 try:
                     await anyio.lowlevel.checkpoint_if_cancelled()
-                    output = await start() if tool.is_async else await anyio.to_thread.run_sync(start)
+                    running = start() if tool.is_async else anyio.to_thread.run_sync(start)
+                    output = await awaited(running)
                 except OwnershipLost:
                     return None, None
                 except Exception as e:
                     return None, e
                 except anyio.get_cancelled_exc_class():
-                    if anyio.current_effective_deadline() != -math.inf:
-                        # Nobody cancelled this run: the tool did it to itself.
-                        return None, OutcomeUnknown("the tool was cancelled from inside")
                     if not started and not context.lost:
                         # Cancelled at the barrier, or while it waited for a thread: nothing ran, the slot is given back.
                         await self._journal.ask(self._abandon(call))

@@ -22,7 +22,7 @@ from turnkeeper.log import frames
 
 MAX_DEPTH: Final = 128
 """How deep lists and dicts may be nested."""
-SHARED_FROM: Final = 48
+SHARED_FROM: Final = 16
 """Strings from this length on are written once in a round and referred to afterwards."""
 
 _BIG_INT: Final = 1

@@ -26,6 +26,10 @@ from turnkeeper.turn.identity import operation_id, trace_hash
 
 _AT_ONCE: Final = 4
 """Conversations that one worker has in hand at the same time."""
+_SCARCE: Final = 5
+"""Turns for each kill to be made, below which turns are taken one by one."""
+_PASSES_BY: Final = 2
+"""Turns begun without coming to the boundary, after which a worker is killed wherever it is."""
 _NEVER_COMES: Final = 3.0
 """Seconds after which a worker that did not come to its boundary is killed wherever it is."""
 
@@ -122,8 +126,17 @@ class Supervisor:
             return None
         self._killing += 1
         to_do = progress.turns - len(progress.turns_done)
-        after = self._chance.randint(1, max(1, 2 * to_do * self._workers // (3 * max(left, 1) * self._workers)))
-        return after, pick(self._chance) if self._chance.random() < 0.6 else None, self._chance.randint(1, 2)
+        if to_do < _SCARCE * left:
+            return 1, pick(self._chance) if self._chance.random() < 0.5 else None, 1
+        after = self._chance.randint(1, max(1, 2 * to_do // (3 * left)))
+        boundary = pick(self._chance) if self._chance.random() < 0.6 else None
+        return after, boundary, self._chance.randint(1, 2)
+
+    def at_once(self) -> int:
+        """How many conversations one worker has in hand: few where they would be done before the kills are made."""
+        left = self.progress.kills_wanted - self.progress.kills
+        to_do = self.progress.turns - len(self.progress.turns_done)
+        return 1 if to_do < _SCARCE * left else _AT_ONCE
 
     def killed(self, at: str, *, in_a_turn: bool) -> None:
         """A kill was made."""
@@ -221,7 +234,7 @@ class _Life:
         boss = self._boss
         match message:
             case {"ready": True}:
-                for _ in range(_AT_ONCE):
+                for _ in range(boss.at_once()):
                     self._hand_out()
             case {"begin": turn_id}:
                 self._open_turns.add(turn_id)
@@ -260,10 +273,15 @@ class _Life:
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
 
     def _maybe_kill(self) -> None:
-        if self._plan is None or self._kill_timer is not None:
+        if self._plan is None or self._killed_at is not None:
             return
         after, boundary, _ = self._plan
-        if self._begun >= after:
+        if boundary is not None and self._begun >= after + _PASSES_BY:
+            boundary = None  # the turns that were begun since do not come by there
+            if self._kill_timer is not None:
+                self._kill_timer.cancel()
+                self._kill_timer = None
+        if self._begun >= after and self._kill_timer is None:
             delay = self._boss.random_delay() if boundary is None else _NEVER_COMES
             self._kill_timer = asyncio.get_running_loop().call_later(delay, self._kill, "a random instant")
 

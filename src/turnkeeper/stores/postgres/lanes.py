@@ -81,7 +81,7 @@ def usable(connection: Pooled) -> bool:
 class _Call:
     """What a caller asked for, and where it waits for the answer."""
 
-    __slots__ = ("again", "append", "future", "parameters", "settled", "taken", "text", "timer")
+    __slots__ = ("again", "append", "ended", "future", "parameters", "settled", "taken", "text", "timer")
 
     def __init__(
         self,
@@ -100,6 +100,7 @@ class _Call:
         self.timer: asyncio.TimerHandle | None = None
         self.taken = False
         """Whether a lane has it, so that it may be under way."""
+        self.ended = False
         self.settled: asyncio.Event | None = None
         """Where its caller was cancelled while it was under way: set when no more will come of it."""
 
@@ -114,6 +115,7 @@ class _Call:
         self.settle()
 
     def settle(self) -> None:
+        self.ended = True
         if self.settled is not None:
             self.settled.set()
 
@@ -195,9 +197,9 @@ class Lanes:
         try:
             return await call.future
         except asyncio.CancelledError:
-            if call.taken and call.append is not None:
+            if call.taken and not call.ended and call.append is not None:
                 call.settled = asyncio.Event()
-                self._orphans = [*(other for other in self._orphans if not _is_settled(other)), call]
+                self._orphans = [*(other for other in self._orphans if not other.ended), call]
             raise
 
     def _expire(self, call: _Call) -> None:
@@ -301,24 +303,32 @@ class Lanes:
                 await self._run(connection, group[0])
             else:
                 await self._run_together(connection, group)
+        except (psycopg.errors.InvalidSqlStatementName, psycopg.errors.DuplicatePreparedStatement):
+            # A pooler that was not noticed gave us another session than the one that this statement was prepared in.
+            self._prepare = False
+            self._single.extend(group)
+            return False
         except (psycopg.Error, UnicodeEncodeError) as e:
-            gone = isinstance(e, psycopg.Error) and failures.lost(e)
-            if len(group) == 1 or gone:
-                for call in group:
-                    if gone and call.again:
-                        call.again = False
-                        self._single.append(call)
-                    else:
-                        call.fail(failures.typed(e, self._address.where))
-            else:
-                # One of them, or all, cannot be done; all were undone. Each on its own gets its own truth.
-                self._single.extend(group)
-            return not gone and usable(connection)
+            return self._failed(connection, group, e)
         except Exception as e:
             for call in group:
                 call.fail(e)
             return False
         return True
+
+    def _failed(self, connection: Connection, group: list[_Call], error: psycopg.Error | UnicodeEncodeError) -> bool:
+        gone = isinstance(error, psycopg.Error) and failures.lost(error)
+        if len(group) > 1 and not gone:
+            # One of them, or all, cannot be done; all were undone. Each on its own gets its own truth.
+            self._single.extend(group)
+        else:
+            for call in group:
+                if gone and call.again:
+                    call.again = False
+                    self._single.append(call)
+                else:
+                    call.fail(failures.typed(error, self._address.where))
+        return not gone and usable(connection)
 
     async def _run(self, connection: Connection, call: _Call) -> None:
         for repeat in range(_REPEATS):
@@ -348,7 +358,3 @@ class Lanes:
 
 def _key(call: _Call) -> str:
     return call.append.key if call.append is not None else ""
-
-
-def _is_settled(call: _Call) -> bool:
-    return call.settled is None or call.settled.is_set()

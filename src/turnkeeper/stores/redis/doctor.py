@@ -28,7 +28,7 @@ async def check(server: Server) -> None:
         StoreUnsuitable: the server is too old.
         StoreError: it cannot be reached, or lets this user not in.
     """
-    for reply in (await server.on_each("INFO", "server")).values():
+    for reply in (await server.on_each("INFO", "server", some=True)).values():
         if isinstance(reply, Exception):
             if c.code_of(reply) == "NOPERM":
                 continue  # this user may be shut out of INFO alone; the first command of a log will tell

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from turnkeeper.errors import StoreUnavailable
+from turnkeeper.errors import StoreError, StoreUnavailable
 from turnkeeper.stores.redis import client as c
 from turnkeeper.stores.redis.lines import AnswerLost, NotSent
 from turnkeeper.stores.redis.scripts import Script
@@ -79,14 +79,22 @@ class Server:
         await asyncio.gather(*(group(address, indexes) for address, indexes in groups.items()))
         return replies
 
-    async def on_each(self, *command: bytes | str | int) -> dict[Address, Any]:
-        """A command, once, to every server that holds keys. An error of one of them is its reply."""
+    async def on_each(self, *command: bytes | str | int, some: bool = False) -> dict[Address, Any]:
+        """A command, once, to every server that holds keys. An error that one of them answers is its reply.
+
+        Raises:
+            StoreUnavailable: one of them is away; with `some`, all of them are.
+        """
         try:
             addresses = await self._topology.primaries()
         except Unlocated as e:
             raise e.verdict.error from e
-        replies = await asyncio.gather(*(self.on(address, *command) for address in addresses))
-        return dict(zip(addresses, replies, strict=True))
+        found = await asyncio.gather(*(self.on(address, *command) for address in addresses), return_exceptions=True)
+        replies = dict(zip(addresses, found, strict=True))
+        away = [reply for reply in found if isinstance(reply, StoreError)]
+        if away and not (some and len(away) < len(found)):
+            raise away[0]
+        return {address: reply for address, reply in replies.items() if not isinstance(reply, StoreError)}
 
     async def on(self, address: Address, *command: bytes | str | int) -> Any:
         """A command, once, to one server. A server's error is its reply."""

@@ -8,13 +8,13 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from turnkeeper.errors import StoreMissing
+from turnkeeper.errors import StoreMissing, StoreUnsuitable
 from turnkeeper.log.record import (
     NOWHERE,
     Appended,
@@ -56,6 +56,29 @@ _LOG = "(SELECT id FROM head WHERE key = ?)"
 _RECORD = f"INSERT INTO record (log, seq, at, body) VALUES ({_LOG}, ?, ?, ?)"
 
 
+class _Workers(NamedTuple):
+    """The threads of one process; in memory they are one and the same."""
+
+    writer: Worker
+    reader: Worker
+
+    def close(self) -> None:
+        """Finish the work that was asked for, and end both. Blocks until then."""
+        self.reader.close()
+        self.writer.close()
+
+
+def _start(where: str, connect: Callable[[], sqlite3.Connection], clock: Callable[[], int]) -> _Workers:
+    writer = Worker(where, connect(), clock, writes=True)
+    if where == ":memory:":
+        return _Workers(writer, writer)
+    try:
+        return _Workers(writer, Worker(where, connect(), clock, writes=False))
+    except BaseException:
+        writer.close()
+        raise
+
+
 class SqliteStore:
     """A store in one SQLite file (or `:memory:`, for tests and scratch work of one process).
 
@@ -65,11 +88,11 @@ class SqliteStore:
     repeated.
     """
 
-    def __init__(self, path: str, writer: Worker, reader: Worker, *, journal: str, busy_timeout: float) -> None:
+    def __init__(self, path: str, start: Callable[[], _Workers], *, journal: str, busy_timeout: float) -> None:
         """Use `open`."""
         self.path = path
-        self._writer = writer
-        self._reader = reader
+        self._start = start
+        self._workers = {os.getpid(): start()}
         self._journal = journal
         self._busy_timeout = busy_timeout
         self._settled = 0
@@ -102,16 +125,29 @@ class SqliteStore:
         if not create and where != ":memory:" and not await anyio.Path(where).exists():
             raise StoreMissing(where, "there is no such file")
         connect = partial(schema.connect, where, busy_timeout=busy_timeout, journal=journal, max_bytes=max_bytes)
-        writing = await anyio.to_thread.run_sync(connect)
-        writer = Worker(where, writing, clock, writes=True)
-        reader = writer
-        if where != ":memory:":
-            try:
-                reader = Worker(where, await anyio.to_thread.run_sync(connect), clock, writes=False)
-            except BaseException:
-                writer.close()
-                raise
-        return cls(where, writer, reader, journal=journal, busy_timeout=busy_timeout)
+        start = partial(_start, where, connect, clock)
+        return await anyio.to_thread.run_sync(partial(cls, where, start, journal=journal, busy_timeout=busy_timeout))
+
+    @property
+    def _writer(self) -> Worker:
+        return self._here().writer
+
+    @property
+    def _reader(self) -> Worker:
+        return self._here().reader
+
+    def _here(self) -> _Workers:
+        """The threads of this process. A forked child has none of its parent's, and must not touch their connections."""
+        found = self._workers.get(os.getpid())
+        if found is not None:
+            return found
+        if self.path == ":memory:":
+            raise StoreUnsuitable(self.path, "is the memory of the process that opened it; a forked child needs a file")
+        started = self._start()
+        found = self._workers.setdefault(os.getpid(), started)
+        if found is not started:
+            started.close()  # another thread of the child was faster
+        return found
 
     async def __aenter__(self) -> SqliteStore:
         return self
@@ -248,9 +284,8 @@ class SqliteStore:
 
     async def close(self) -> None:
         """See `turnkeeper.log.store.Store.close`."""
-        if self._reader is not self._writer:
-            await anyio.to_thread.run_sync(self._reader.close)
-        await anyio.to_thread.run_sync(self._writer.close)
+        if os.getpid() in self._workers:
+            await anyio.to_thread.run_sync(self._here().close)
 
 
 def _append(
