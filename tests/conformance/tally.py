@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -48,6 +48,12 @@ class TallyRules:
         if isinstance(record, Closed):
             return state._replace(closed=True)
         return Tally(state.total + record.amount, (*state.by, record.by), (*state.stamps, at), state.closed)
+
+    def fold(self, state: Tally, entries: Iterable[tuple[Entry, int]]) -> Tally:
+        """The state after records and their times."""
+        for record, at in entries:
+            state = self.evolve(state, record, at)
+        return state
 
     def decoder(self) -> msgspec.msgpack.Decoder[tuple[bytes, Entry]]:
         """Decodes an entry."""

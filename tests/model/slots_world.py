@@ -26,7 +26,8 @@ TRACE: Final = "trace"
 SCOPE: Final = "primary"
 NAMES: Final = ("a", "b", "c")
 DEAD: Final = "dead"
-Appended = tuple[Ask, Verdict]
+Appended = tuple[Ask, Verdict, int]
+"""The question, what the rules said, and what its asker took for the time."""
 Told = tuple[tuple[ToolCallAction, int], ...]
 """Actions and fences, one for each command that was answered."""
 
@@ -59,12 +60,28 @@ class Worker(NamedTuple):
     """The effect is still under way although the worker gave it up; only in a mutant."""
 
 
+class Late(NamedTuple):
+    """An append that the network still has: it lands, or not, as long as nobody else appends (LOG-6)."""
+
+    sender: int
+    """Which worker's, or -1: of one that died."""
+    at: int
+    slot: int
+    fence: int
+    now: int
+    """What its sender took for the time."""
+    answer: int
+    waiting: bool
+    """Whether its sender looked, did not find it, asks again, and would know it if it came after all."""
+
+
 class World(NamedTuple):
-    """One state: the log, what the workers remember, and how often each slot's effect happened."""
+    """One state: the log, what the workers remember, how often each slot's effect happened, and an append under way."""
 
     log: int
     workers: tuple[Worker, ...]
     effects: tuple[int, ...]
+    late: Late | None = None
 
 
 class Settings(NamedTuple):
@@ -83,6 +100,8 @@ class Settings(NamedTuple):
     """Somebody resolves ambiguous slots."""
     finds_out: bool = True
     """Replies get lost, and are found out about; without this, only cancelled callers miss them."""
+    lands_late: bool = False
+    """An append whose answer is missed may also be applied later, at any time before the next one."""
     claim_lease: int = 1
     execution_lease: int = 1
     most_fences: int = 3
@@ -203,16 +222,21 @@ class Slots:
                 yield from self._call(world, i, worker)
         if self.settings.operator:
             yield from self._operate(world)
+        if world.late is not None:
+            yield from self._land(world, world.late)
 
     def _tick(self, world: World) -> World:
         workers = tuple(w._replace(cache=self.book.tick(w.cache)) for w in world.workers)
-        return World(self.book.tick(world.log), workers, world.effects)
+        return World(self.book.tick(world.log), workers, world.effects, world.late)
 
     def _crash(self, world: World, i: int) -> World:
         buried = ((NAMES[i], DEAD),)
         workers = [w._replace(cache=self.book.rename(w.cache, buried)) for w in world.workers]
         workers[i] = Worker()
-        return World(self.book.rename(world.log, buried), tuple(workers), world.effects)
+        late = world.late
+        if late is not None and late.sender == i:
+            late = late._replace(sender=-1, waiting=False)
+        return World(self.book.rename(world.log, buried), tuple(workers), world.effects, late)
 
     def _effect(self, world: World, i: int, worker: Worker) -> Iterator[tuple[Event, World]]:
         s = self.settings
@@ -240,9 +264,25 @@ class Slots:
         for event, log, after, appended in moves:
             if appended is None:
                 yield event, _with(world, i, after)
-            else:
-                self._audit_completions(world, *appended)
-                yield event, _with(self._appended(world, i, log), i, after)
+                continue
+            self._audit_completions(world, *appended[:2])
+            yield event, _with(self._appended(world, i, log), i, after)
+            if self.settings.lands_late and world.late is None and len(event) == 3:  # once for each append
+                late = Late(i, *worker[:3], appended[2], self._heard(appended[1]), False)
+                gave_up = _with(world, i, worker._replace(cache=STALE))
+                yield (*event, "cancelled, on its way"), gave_up._replace(late=late)
+                yield (*event, "no answer, not found"), world._replace(late=late._replace(waiting=True))
+
+    def _land(self, world: World, late: Late) -> Iterator[tuple[Event, World]]:
+        owner = DEAD if late.sender < 0 else NAMES[late.sender]
+        step = self.book.step(world.log, CURRENT, self.ask(late.at, late.slot, late.fence, owner), late.now)
+        if step.appended:
+            after = self._appended(world, -1, step.log)
+            sender = after.workers[late.sender]
+            if late.waiting and sender[:3] == (late.at, late.slot, late.fence):
+                # Its next append is behind, and what it missed begins with its own: it has its answer.
+                after = _with(after, late.sender, sender._replace(lost=late.answer))
+            yield (owner, late, "lands"), after
 
     def _ask(self, log: int, i: int, worker: Worker) -> Iterator[tuple[Event, int, Worker, Appended | None]]:
         """All that one store call may lead to. What the others remember is no part of it."""
@@ -261,7 +301,7 @@ class Slots:
                 continue
             if max(fence for _, fence in told) > s.most_fences:
                 continue
-            what = (ask, step.verdict)
+            what = (ask, step.verdict, now)
             yield (NAMES[i], ask, told), step.log, self._told(here, told), what
             yield (NAMES[i], ask, told, "cancelled"), step.log, here._replace(cache=STALE), what
             if s.finds_out:
@@ -385,6 +425,8 @@ class Slots:
 
     def _sorted(self, world: World) -> World:
         keys = [self._key(world.log, i, worker) for i, worker in enumerate(world.workers)]
+        if world.late is not None and world.late.sender >= 0:
+            keys[world.late.sender] = (*keys[world.late.sender], 1)
         order = sorted(range(len(keys)), key=keys.__getitem__)
         if order == list(range(len(keys))):
             return world
@@ -393,7 +435,10 @@ class Slots:
             w if w.cache < 0 else w._replace(cache=self.book.rename(w.cache, names))
             for w in (world.workers[old] for old in order)
         )
-        return World(self.book.rename(world.log, names), workers, world.effects)
+        late = world.late
+        if late is not None and late.sender >= 0:
+            late = late._replace(sender=order.index(late.sender))
+        return World(self.book.rename(world.log, names), workers, world.effects, late)
 
     def _key(self, log: int, i: int, worker: Worker) -> tuple[int, ...]:
         key = (log, i, worker)
@@ -416,7 +461,7 @@ class Slots:
 
 
 def _with(world: World, i: int, worker: Worker) -> World:
-    return World(world.log, (*world.workers[:i], worker, *world.workers[i + 1 :]), world.effects)
+    return World(world.log, (*world.workers[:i], worker, *world.workers[i + 1 :]), world.effects, world.late)
 
 
 def _has_final_answers(state: TurnState) -> bool:

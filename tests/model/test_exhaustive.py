@@ -39,6 +39,11 @@ SLOTS = {
     "replay safe": (Settings(replay_safe=True), 7_000),
     "ambiguous, being resolved": (Settings(operator=True), 7_000),
     "abandoned, doubted and resolved": (Settings(operator=True, doubts=True, abandons=True), 25_000),
+    "appends that land late": (Settings(lands_late=True, finds_out=False), 10_000),
+    "appends that land late, abandoned and resolved": (
+        Settings(workers=2, lands_late=True, finds_out=False, operator=True, abandons=True),
+        8_000,
+    ),
     "two slots and the commit of their round": (
         Settings(workers=2, slots=2, most_fences=2, finds_out=False),
         40_000,

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -450,9 +451,12 @@ def _wire(call: Call) -> dict[str, Any]:
     return {"id": call.provider_call_id, "name": call.tool_name, "arguments": call.arguments}
 
 
+# Generous: on a machine that does much else, hypothesis needs several times the forty seconds that it takes alone.
+pytestmark = pytest.mark.timeout(600)
+
 TestTurn = Turn.TestCase
 TestTurn.settings = settings(
-    max_examples=150,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,  # the same walks in every run: a failure here is one everywhere

@@ -26,6 +26,7 @@ def pgbouncer(server: Server, *, pool_size: int) -> Generator[int]:
             f"[databases]\n* = user=postgres host=127.0.0.1 port={server.port}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
             f"pool_mode = transaction\ndefault_pool_size = {pool_size}\nmax_client_conn = 200\n"
+            "server_round_robin = 1\n"
         )
         os.chown(settings, *owner())
         with (folder / "log").open("ab") as log:

@@ -142,13 +142,14 @@ class RedisServer:
         return cast("Any", self.client).execute_command(*command)
 
     def raw(self, *command: str) -> bytes:
-        """One command whose reply is a text, as it comes."""
+        """One command on a connection of its own, and its reply as it comes: a text, or a line."""
         with (
             socket.create_connection(("127.0.0.1", self.port), PATIENCE) as connection,
             connection.makefile("rb") as lines,
         ):
             connection.sendall(" ".join(command).encode() + b"\r\n")
-            return lines.read(int(lines.readline()[1:]))
+            first = lines.readline().rstrip()
+            return lines.read(int(first[1:])) if first.startswith(b"$") else first
 
     def info(self, section: str) -> dict[str, Any]:
         """A section of what it tells about itself."""

@@ -73,6 +73,8 @@ async def test_stores_that_make_and_erase_the_same_logs(postgres: Server, databa
     postgres.run(f"ALTER DATABASE {database} SET default_transaction_isolation = '{isolation}'")
     stores = [await PostgresStore.open(postgres.url(database, pool_size=2)) for _ in range(4)]
     keys = [f"k{number}" for number in range(12)]
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = %s"
+    before = postgres.run(deadlocks, [database])
 
     async def work(store: PostgresStore, key: str) -> None:
         for _ in range(4):
@@ -82,7 +84,14 @@ async def test_stores_that_make_and_erase_the_same_logs(postgres: Server, databa
             await store.erase(key)
 
     async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*(work(store, key) for store in stores for key in reversed(keys)))
+        await asyncio.gather(
+            *(
+                work(store, keys[(place * 5 + number) % 12])
+                for number, store in enumerate(stores)
+                for place in range(12)
+            )
+        )
+    assert postgres.run(deadlocks, [database]) == before
     for key in keys:
         await stores[0].erase(key)
     assert postgres.run("SELECT count(*) FROM turnkeeper.record", database=database) == [(0,)]
@@ -304,6 +313,8 @@ def test_forked_children(postgres: Server, database: str) -> None:
     asyncio.run(_step(store, "before"))
     with asyncio.Runner() as runner:
         runner.run(_step(store, "parent", 1))  # its connections are open while the children use theirs
+        parents = postgres.run("SELECT pid FROM pg_stat_activity WHERE datname = %s", [database])
+        assert parents
         children: list[int] = []
         for number in range(4):
             child = os.fork()
@@ -320,6 +331,7 @@ def test_forked_children(postgres: Server, database: str) -> None:
             children.append(child)
         runner.run(_step(store, "parent again", 10))
         assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+        assert set(parents) <= set(postgres.run("SELECT pid FROM pg_stat_activity WHERE datname = %s", [database]))
         runner.run(_step(store, "parent at last", 5))
         runner.run(store.close())
     assert asyncio.run(_total(url)) == (1 + 1 + 40 + 10 + 5, 1 + 1 + 40 + 10 + 5)
@@ -420,10 +432,10 @@ async def test_a_pooler_that_was_not_noticed(postgres: Server, database: str, po
         await PostgresStore.open(pooled + "?pooler=0&pool_size=3") as one,
         await PostgresStore.open(pooled + "?pooler=0&pool_size=3") as other,
     ):
-        writers = [contend(store, f"k{number % 6}", str(number), 15) for number, store in enumerate([one, other] * 6)]
-        await asyncio.gather(*writers)
-        for number in range(6):
-            assert len(await whole(one, f"k{number}")) == 30
+        await asyncio.gather(*(store.read(f"k{number}") for store in (one, other) for number in range(6)))
+        await asyncio.gather(contend(one, "k0", "one", 20), contend(other, "k1", "other", 20))
+        for key in ("k0", "k1"):
+            assert len(await whole(one, key)) == len(await whole(other, key)) == 20
 
 
 @pytest.mark.anyio

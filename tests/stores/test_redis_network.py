@@ -285,6 +285,7 @@ async def test_a_cancelled_append_that_had_not_gone_out(redis: RedisServer) -> N
         with pytest.raises(asyncio.CancelledError):
             await task
         held.set()
+        assert await whole(store, "k") == [(1, b"1")]
         await append(store, "k", b"3", expected=position)
         assert await whole(store, "k") == [(1, b"1"), (2, b"3")]
 

@@ -393,7 +393,7 @@ class ToolRound:
                     self._round, call.slot_index, self._journal.owner, call.fence, self._journal.lease_ms
                 )
                 (answer,) = await self._journal.turn.ask(command)
-                return answer is not None and answer.action in (ToolCallAction.RENEWED, ToolCallAction.CACHED)
+                return answer is not None and answer.action is ToolCallAction.RENEWED
 
             with self._leases.holding(where, renew, lost):
                 try:

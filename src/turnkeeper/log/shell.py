@@ -50,6 +50,10 @@ class Rules(Protocol, Generic[S, R]):
         """The state after `record`, stamped `at`."""
         ...
 
+    def fold(self, state: S, entries: Iterable[tuple[R, int]]) -> S:
+        """The state after records and their times: `evolve` for each, at the least cost."""
+        ...
+
     def decoder(self) -> msgspec.msgpack.Decoder[tuple[bytes, R]]:
         """Decodes the msgpack of a body: the append's id (empty but in an append's first record), and the record."""
         ...
@@ -282,9 +286,6 @@ class FencedLog(Generic[S, R]):
         if self._covers(tail.position):
             return
         state, known = (self._rules.initial(), 0) if tail.restart else (self._state, self._position.seq)
-        evolve = self._rules.evolve
-        for record in tail.records:
-            if record.seq > known:
-                state = evolve(state, self._decode(record)[1], record.at)
-        self._state = state
+        missed = ((self._decode(record)[1], record.at) for record in tail.records if record.seq > known)
+        self._state = self._rules.fold(state, missed)
         self._position = tail.position

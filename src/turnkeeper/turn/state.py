@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, cast, get_args
 
 import msgspec
@@ -228,32 +228,32 @@ def _slot(state: TurnState, record: Any) -> Slot:
 # --- evolve: what each kind of record makes of a state -----------------------------------------------------------
 
 
-def _owned(state: TurnState, record: r.ToolClaimed | r.ToolBegun, slot_state: ToolCallState, at: int) -> TurnState:
-    slot = Slot(slot_state, record.owner, record.fence, at + record.lease_ms, record.replay_safe)
-    return _put(state, record.round_index, record.slot_index, slot, owner=record.owner)
+def _owned(record: r.ToolClaimed | r.ToolBegun, state: ToolCallState, at: int) -> Slot:
+    return Slot(state, record.owner, record.fence, at + record.lease_ms, record.replay_safe)
 
 
-def _claimed(state: TurnState, record: r.ToolClaimed, at: int) -> TurnState:
-    return _owned(state, record, ToolCallState.CLAIMED, at)
+def _claimed(_: Slot | None, record: r.ToolClaimed, at: int) -> Slot:
+    return _owned(record, ToolCallState.CLAIMED, at)
 
 
-def _begun(state: TurnState, record: r.ToolBegun, at: int) -> TurnState:
-    return _owned(state, record, ToolCallState.EXECUTING, at)
+def _begun(_: Slot | None, record: r.ToolBegun, at: int) -> Slot:
+    return _owned(record, ToolCallState.EXECUTING, at)
 
 
-def _renewed(state: TurnState, record: r.ToolRenewed, at: int) -> TurnState:
-    slot = replace(_slot(state, record), lease_end=at + record.lease_ms)
-    return _put(state, record.round_index, record.slot_index, slot)
+def _renewed(slot: Slot, record: r.ToolRenewed, at: int) -> Slot:
+    return replace(slot, lease_end=at + record.lease_ms)
 
 
-def _abandoned(state: TurnState, record: r.ToolAbandoned, at: int) -> TurnState:
-    slot = replace(_slot(state, record), state=ToolCallState.CLAIMED, lease_end=at)
-    return _put(state, record.round_index, record.slot_index, slot)
+def _abandoned(slot: Slot, record: r.ToolAbandoned, at: int) -> Slot:
+    return replace(slot, state=ToolCallState.CLAIMED, lease_end=at)
 
 
-def _completed_tool(state: TurnState, record: r.ToolCompleted, at: int) -> TurnState:
-    slot = replace(_slot(state, record), state=ToolCallState.COMPLETED, result=record.result, late=record.late)
-    return _put(state, record.round_index, record.slot_index, slot)
+def _completed_tool(slot: Slot, record: r.ToolCompleted, at: int) -> Slot:
+    return replace(slot, state=ToolCallState.COMPLETED, result=record.result, late=record.late)
+
+
+def _evidence(slot: Slot, record: r.ToolEvidence, at: int) -> Slot:
+    return replace(slot, evidence=record.result)
 
 
 def _ambiguous(state: TurnState, record: r.ToolAmbiguous, at: int) -> TurnState:
@@ -263,11 +263,6 @@ def _ambiguous(state: TurnState, record: r.ToolAmbiguous, at: int) -> TurnState:
     call = round_.calls[record.slot_index]
     entry = AmbiguousCall(record.round_index, record.slot_index, call.tool_name, call.arguments_fingerprint)
     return _put(state, record.round_index, record.slot_index, slot, ambiguous=(*state.ambiguous, entry))
-
-
-def _evidence(state: TurnState, record: r.ToolEvidence, at: int) -> TurnState:
-    slot = replace(_slot(state, record), evidence=record.result)
-    return _put(state, record.round_index, record.slot_index, slot)
 
 
 def _resolved(state: TurnState, record: r.ToolResolved, at: int) -> TurnState:
@@ -394,20 +389,23 @@ def _disputed(state: TurnState, record: r.DeliveryDisputed, at: int) -> TurnStat
 
 
 # Looked up by type: `isinstance` on a class of msgspec asks its metaclass, and a chain of them costs more than the step
-# (measured: 2.4 microseconds for a step with `match`, 1.1 with the table; loading a turn is thousands of steps).
-_EVOLVE: Final[dict[type, Callable[[TurnState, Any, int], TurnState]]] = {
+# (measured: 2.4 microseconds for a step with `match`, 1.1 with tables; loading a turn is hundreds of steps).
+_SLOT_RULES: Final[dict[type, Callable[[Any, Any, int], Slot]]] = {
+    r.ToolBegun: _begun,
+    r.ToolCompleted: _completed_tool,
+    r.ToolClaimed: _claimed,
+    r.ToolRenewed: _renewed,
+    r.ToolAbandoned: _abandoned,
+    r.ToolEvidence: _evidence,
+}
+"""What a record makes of its slot, where it changes nothing else (but the turn's owner)."""
+_TURN_RULES: Final[dict[type, Callable[[TurnState, Any, int], TurnState]]] = {
     r.Started: _started,
     r.ModelStarted: _model_started,
     r.ModelRenewed: _model_renewed,
     r.ModelFailed: _model_failed,
     r.AssistantReserved: _reserved,
-    r.ToolClaimed: _claimed,
-    r.ToolBegun: _begun,
-    r.ToolRenewed: _renewed,
-    r.ToolAbandoned: _abandoned,
-    r.ToolCompleted: _completed_tool,
     r.ToolAmbiguous: _ambiguous,
-    r.ToolEvidence: _evidence,
     r.ToolResolved: _resolved,
     r.RoundCommitted: _committed,
     r.FinalModelSaved: _final_saved,
@@ -419,12 +417,47 @@ _EVOLVE: Final[dict[type, Callable[[TurnState, Any, int], TurnState]]] = {
     r.DeliveryDisputed: _disputed,
     r.Completed: _completed,
 }
-assert _EVOLVE.keys() == set(get_args(r.AnyRecord)), "every kind of record has its rule"
+assert {*_SLOT_RULES, *_TURN_RULES} == set(get_args(r.AnyRecord)), "every kind of record has its rule"
+_OWNING: Final = (r.ToolBegun, r.ToolClaimed)
 
 
 def evolve(state: TurnState, record: r.AnyRecord, at: int) -> TurnState:
     """The state after `record`, which the store stamped `at`."""
-    return _EVOLVE[type(record)](state, record, at)
+    kind = type(record)
+    rule = _SLOT_RULES.get(kind)
+    if rule is None:
+        return _TURN_RULES[kind](state, record, at)
+    about: Any = record
+    slot = rule(find_slot(state, about.round_index, about.slot_index), about, at)
+    owner = about.owner if kind in _OWNING else state.owner
+    return _put(state, about.round_index, about.slot_index, slot, owner=owner)
+
+
+def fold(state: TurnState, entries: Iterable[tuple[r.AnyRecord, int]]) -> TurnState:
+    """The state after records and their times: `evolve` for each, with one new state for a run of records on a round's slots."""
+    slots: list[Slot | None] = []
+    owner, steps = state.owner, 0
+    for record, at in entries:
+        kind = type(record)
+        rule = _SLOT_RULES.get(kind)
+        about: Any = record
+        if rule is None or state.round is None or about.round_index != state.round.index:
+            state = evolve(_stepped(state, slots, owner, steps), record, at)
+            owner, steps = state.owner, 0
+            continue
+        if not steps:
+            slots = list(state.round.slots)
+        slots[about.slot_index] = rule(slots[about.slot_index], about, at)
+        steps += 1
+        if kind in _OWNING:
+            owner = about.owner
+    return _stepped(state, slots, owner, steps)
+
+
+def _stepped(state: TurnState, slots: list[Slot | None], owner: str | None, steps: int) -> TurnState:
+    if not steps or state.round is None:
+        return state
+    return replace(state, round=replace(state.round, slots=tuple(slots)), owner=owner, revision=state.revision + steps)
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(tuple[bytes, r.AnyRecord])
@@ -443,6 +476,10 @@ class TurnRules:
     def evolve(self, state: TurnState, record: r.AnyRecord, at: int) -> TurnState:
         """See `evolve`."""
         return evolve(state, record, at)
+
+    def fold(self, state: TurnState, entries: Iterable[tuple[r.AnyRecord, int]]) -> TurnState:
+        """See `fold`."""
+        return fold(state, entries)
 
     def decoder(self) -> msgspec.msgpack.Decoder[tuple[bytes, r.AnyRecord]]:
         """Decodes the records of `records.py`."""

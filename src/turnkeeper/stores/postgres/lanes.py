@@ -81,7 +81,7 @@ def usable(connection: Pooled) -> bool:
 class _Call:
     """What a caller asked for, and where it waits for the answer."""
 
-    __slots__ = ("again", "append", "ended", "future", "parameters", "settled", "taken", "text", "timer")
+    __slots__ = ("again", "append", "ended", "future", "parameters", "settled", "taken", "text", "timer", "waits")
 
     def __init__(
         self,
@@ -100,6 +100,8 @@ class _Call:
         self.timer: asyncio.TimerHandle | None = None
         self.taken = False
         """Whether a lane has it, so that it may be under way."""
+        self.waits = False
+        """Whether it waits for who holds its log; at first it does not, so as not to hold up those behind it."""
         self.ended = False
         self.settled: asyncio.Event | None = None
         """Where its caller was cancelled while it was under way: set when no more will come of it."""
@@ -130,9 +132,13 @@ class Lanes:
         self._loop = asyncio.get_running_loop()
         self._single: deque[_Call] = deque()
         self._together: deque[_Call] = deque()
+        self._blocked: deque[_Call] = deque()
+        """Appends to logs that others held when they were tried."""
         self._tasks: set[asyncio.Task[Any] | None] = set()
         self._serving = 0
         """Lanes that have a connection."""
+        self._waiting = 0
+        """Lanes that wait for who holds a log."""
         self._idle: list[Connection] = []
         self._born: dict[Connection, float] = {}
         """Every open connection, and when it was made."""
@@ -219,6 +225,9 @@ class Lanes:
             call = self._together.popleft()
             if self._join(group, call) and call.append is not None:
                 size += call.append.size
+        # One lane is left for the others, whoever waits for a log.
+        while self._blocked and not group and self._waiting < max(1, self._address.pool_size - 1):
+            self._join(group, self._blocked.popleft())
         # In one order everywhere: two statements that each make two logs do not wait for one another.
         group.sort(key=_key)
         return group
@@ -251,7 +260,13 @@ class Lanes:
                             call.fail(failures.not_connected(e, self._address.where))
                         continue
                     self._serving += 1
-                if not await self._serve(connection, group):
+                waits = group[0].waits
+                self._waiting += waits
+                try:
+                    usable_still = await self._serve(connection, group)
+                finally:
+                    self._waiting -= waits
+                if not usable_still:
                     self._serving -= 1
                     await self._drop(connection)
                     connection = None
@@ -333,27 +348,32 @@ class Lanes:
     async def _run(self, connection: Connection, call: _Call) -> None:
         for repeat in range(_REPEATS):
             try:
-                call.answer(await ask(connection, call.text, call.parameters))
+                rows = await ask(connection, call.text, call.parameters)
             except psycopg.Error as e:
                 if not failures.transient(e) or repeat == _REPEATS - 1:
                     raise
             else:
+                self._answer(call, rows)
                 return
 
     async def _run_together(self, connection: Connection, group: list[_Call]) -> None:
         parameters: list[Any] = []
         for call in group:
             parameters += call.parameters
-            parameters[-1] = False  # who waits for a log that another holds would make its neighbours wait
         rows = await ask(connection, self._statements.appends(len(group)), parameters, prepare=False)
         answers: defaultdict[int, list[Row]] = defaultdict(list)
         for row in rows:
             answers[row[0]].append(row[1:])
         for number, call in enumerate(group):
-            if answers[number][0][0] == LOCKED:
-                self._single.append(call)
-            else:
-                call.answer(answers[number])
+            self._answer(call, answers[number])
+
+    def _answer(self, call: _Call, rows: list[Row]) -> None:
+        if call.append is not None and rows[0][0] == LOCKED:
+            call.parameters = call.append._replace(wait=True)
+            call.waits = True
+            self._blocked.append(call)
+        else:
+            call.answer(rows)
 
 
 def _key(call: _Call) -> str:

@@ -92,7 +92,7 @@ def append(
     compact_through: int,
     patience_ms: int,
 ) -> Append:
-    """The parameters of an append that waits for others; for a new log with a new incarnation (LOG-5)."""
+    """The parameters of an append that does not wait for who holds the log; for a new log with a new incarnation (LOG-5)."""
     create = expected == NOWHERE
     not_before, not_after = guard or _NO_GUARD
     return Append(
@@ -113,7 +113,7 @@ def append(
         sum(map(len, records)),
         Bodies(records),
         patience_ms,
-        True,
+        False,
     )
 
 

@@ -133,7 +133,7 @@ class PostgresStore:
         """The connections of the running loop."""
         loop = asyncio.get_running_loop()
         home = self._homes.get(loop)
-        if home is not None and self._process == os.getpid():
+        if home is not None:
             return home
         with self._lock:
             if self._process != os.getpid():

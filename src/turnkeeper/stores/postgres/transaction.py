@@ -221,7 +221,7 @@ class Bench:
     ) -> tuple[T, Appended] | Behind | GuardFailed:
         expected, patience, where = effect.expected, self._address.patience_ms, self._address.where
         # An append of no records: it takes the lock, and makes the log where there is none.
-        lock = append(effect.key, (), expected, effect.head, effect.guard, 0, patience)
+        lock = append(effect.key, (), expected, effect.head, effect.guard, 0, patience)._replace(wait=True)
         locked = outcome(self._lock(connection, lock), expected, where)
         if not isinstance(locked, Appended):
             return locked

@@ -7,6 +7,7 @@ what is sent again, is decided here, as an append whose answer was lost must not
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 import struct
@@ -202,8 +203,9 @@ async def drop(wire: Wire, transport: Any) -> None:
     """
     if transport is not None:
         connected: socket.socket | None = transport.get_extra_info("socket")
-        if connected is not None and connected.fileno() >= 0 and connected.family != getattr(socket, "AF_UNIX", None):
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if connected is not None:
+            with contextlib.suppress(OSError):  # it may be closed already
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
     await wire.disconnect(nowait=True)
 

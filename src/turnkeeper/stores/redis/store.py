@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import AsyncIterator, Sequence
+from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
@@ -38,14 +39,6 @@ from turnkeeper.stores.redis.server import Server
 VERSION: Final = 1
 """Of a log's hash; the scripts refuse newer ones."""
 
-_DONE: Final = 1
-_TAIL: Final = 2
-_GUARD_FAILED: Final = 3
-_FOREIGN: Final = 4
-_NEWER: Final = 5
-_ROLLED_BACK: Final = 6
-"""What a script's reply starts with; see `lua/log.lua`."""
-
 _HEAD: Final = (
     "tail",
     "kind",
@@ -63,6 +56,17 @@ _INDEXED: Final = 100_000
 """Keys of which a process remembers that it has entered them in the index."""
 
 _adapted: weakref.WeakKeyDictionary[object, RedisStore] = weakref.WeakKeyDictionary()
+
+
+class _Said(IntEnum):
+    """What a script's reply starts with; see `lua/log.lua`."""
+
+    DONE = 1
+    TAIL = 2
+    GUARD_FAILED = 3
+    FOREIGN = 4
+    NEWER = 5
+    ROLLED_BACK = 6
 
 
 class RedisStore:
@@ -173,9 +177,9 @@ class RedisStore:
         )
         reply = await self._append(await self.server(), key, arguments)
         match reply[0]:
-            case 1:
+            case _Said.DONE:
                 return Appended(Position(new, expected.seq + len(records)), reply[1])
-            case 3:
+            case _Said.GUARD_FAILED:
                 return GuardFailed(reply[1])
             case _:
                 return Behind(self._tail(key, reply))
@@ -186,7 +190,7 @@ class RedisStore:
             server.unconfirmed.add(name)  # whatever becomes of this call
         reply, acknowledged = await server.run(scripts.APPEND, name, *arguments, repeatable=False, wait=wait)
         self._check(key, reply)
-        if reply[0] == _DONE:
+        if reply[0] == _Said.DONE:
             await self._enter(server, key)
             if wait:
                 self._confirm(server, key, acknowledged)
@@ -240,12 +244,12 @@ class RedisStore:
 
     def _check(self, key: str, reply: list[Any]) -> None:
         match reply[0]:
-            case 4:
+            case _Said.FOREIGN:
                 reason = f"the key of {key!r} is not a log of Turnkeeper's; it was left untouched, give another ?name="
                 raise StoreForeign(self.where, reason)
-            case 5:
+            case _Said.NEWER:
                 raise StoreVersion(f"{self.where} {key!r}", reply[1], VERSION)
-            case 6:
+            case _Said.ROLLED_BACK:
                 reason = (
                     f"{key!r} ends at {reply[1]}, before what was confirmed: a failover or a restored copy lost appends"
                 )
