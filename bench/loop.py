@@ -1,7 +1,7 @@
 """The whole loop as a driver of the benchmark.
 
-A driver is `Driver(name, run, 1.6, fewest_writes=True)` with `async def run(store, turn)` that takes the turn to its end: its model port
-answers with the turn's decisions and final content in order, its tools answer with the turn's results. Everything else
+A driver is `Driver(name, run, 1.6, fewest_writes=True)` with `async def run(store, turn)` that takes the turn to its end: its
+model port answers with the turn's decisions and final content in order, its tools with the results. Everything else
 (recording, floor, report) comes from being in `LOOP`.
 """
 

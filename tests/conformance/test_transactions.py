@@ -139,8 +139,8 @@ async def test_whatever_an_effect_raises_its_caller_is_answered(
         raise raised
 
     neighbours = [asyncio.ensure_future(append(store, f"n{number}", b"x")) for number in range(3)]
+    call = ledger.store.append_with("k", effect, lambda _: [b"x"], expected=NOWHERE, head=HEAD)
     with pytest.raises((raised, RuntimeError)):
-        call = ledger.store.append_with("k", effect, lambda _: [b"x"], expected=NOWHERE, head=HEAD)
         await asyncio.wait_for(call, 20)  # the fault to look for is an answer that never comes
     await asyncio.gather(*neighbours)
     assert await whole(store, "k") == []

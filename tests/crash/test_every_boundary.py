@@ -27,7 +27,10 @@ TOOLS = sum(ROUNDS)
 EFFECTS = MODEL_CALLS + TOOLS + 1
 APPENDS = EFFECTS + 1
 BOUNDARIES = 2 * (APPENDS + EFFECTS)
-"""Before and behind each append and each effect of the undisturbed turn: 46."""
+"""Before and behind each append and each effect of the undisturbed turn: 46.
+
+Two fewer where tools run in parallel and two of the three in a round end so close together that one append takes both results.
+"""
 FARTHEST = 14
 """The last boundary that a process gets to where it is killed again and again: a transactional tool is behind 10."""
 SLOTS = {
@@ -151,9 +154,11 @@ def test_killed_at_every_boundary(nurseries: Nurseries, folder: Path, policy: Po
     undisturbed = _undisturbed(nurseries, folder, policy, parallel=parallel)
     boundaries = undisturbed["boundaries"]
     print(f"{policy.value}, {'parallel' if parallel else 'in sequence'}: {len(boundaries)} boundaries")
-    assert len(boundaries) == BOUNDARIES == 46
+    fewest = BOUNDARIES - 2 if parallel else BOUNDARIES
+    assert 44 <= fewest <= len(boundaries) <= BOUNDARIES
+    appends = Counter(boundaries)["before an append"]
     assert Counter(boundaries) == {
-        **dict.fromkeys(("before an append", "behind an append"), APPENDS),
+        **dict.fromkeys(("before an append", "behind an append"), appends),
         **dict.fromkeys(("before an effect", "behind an effect"), TOOLS),
         **dict.fromkeys(("before a model call", "behind a model call"), MODEL_CALLS),
         **dict.fromkeys(("before a send", "behind a send"), 1),
@@ -161,8 +166,9 @@ def test_killed_at_every_boundary(nurseries: Nurseries, folder: Path, policy: Po
 
     def die_at(boundary: int) -> None:
         case = Case(nurseries, folder / str(boundary), policy, parallel=parallel)
-        assert case.live(boundary).killed_by, f"boundary {boundary} was not reached"
-        ended = case.live()
+        ended = case.live(boundary)
+        assert ended.killed_by or boundary > fewest, f"boundary {boundary} was not reached"
+        ended = case.live() if ended.killed_by else ended
         assert ended.killed_by is None
         case.check(ended.answer["end"], undisturbed["end"])
 

@@ -306,6 +306,8 @@ async def test_who_waits_for_a_log_holds_up_nobody(postgres: Server, database: s
             calls += [asyncio.ensure_future(append(store, f"l{number}", b"x")) for number in range(20)]
             async with asyncio.timeout(PATIENCE / 2):
                 await asyncio.gather(*calls[3:23], *calls[26:])
+                # By now every lane that may wait for the log does.
+                await asyncio.gather(*(append(store, f"m{number}", b"x") for number in range(20)))
             assert not any(call.done() for call in (*calls[:3], *calls[23:26]))
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert sum(isinstance(answer, Position) for answer in answers) == 41
@@ -522,7 +524,8 @@ async def test_a_server_with_few_connections(postgres: Server, database: str) ->
     try:
         async with await PostgresStore.open(postgres.url(database, user="few", pool_size=8)) as store:
             await asyncio.gather(*(append(store, f"k{number}", b"x") for number in range(100)))
-            assert len(await listed(store)) == 100
+            found = await asyncio.gather(*(whole(store, f"k{number}") for number in range(100)))
+            assert found == [[(1, b"x")]] * 100
             with pytest.raises(errors.StoreBusy, match="too many connections") as raised:
                 await PostgresStore.open(postgres.url(database, user="few"))
             assert raised.value.applied is False

@@ -152,7 +152,7 @@ async def clients(empty: RedisServer, redis_cluster: Cluster) -> AsyncIterator[l
         RedisCluster(
             host="127.0.0.1",
             port=redis_cluster.nodes[0].port,
-            load_balancing_strategy=LoadBalancingStrategy.ROUND_ROBIN,
+            load_balancing_strategy=balanced,
         ),
     ]
     yield made
