@@ -76,7 +76,8 @@ async def _take_over(journal: Journal, port: ReplyPort) -> None:
     before = _delivery(journal.state)
     if not before.unknown:
         # Also waits for his lease to end: while he lives, he may be sending.
-        await journal.ask(_claim(journal))
+        # And only of what was looked at: whoever claimed and died meanwhile may have sent.
+        await journal.ask(_claim(journal), while_true=lambda state: state.delivery == before)
         if before.not_sent or port.keyed:
             return
     looked_at = _delivery(journal.state)
@@ -149,10 +150,12 @@ async def _send(journal: Journal, leases: LeaseKeeper, port: ReplyPort) -> None:
                     return
                 kind = "not sent"
             if kind == "refused":
-                await journal.ask(c.ResolveDelivery(None, journal.owner, f"refused: {reason}"))
+                settled = c.ResolveDelivery(None, journal.owner, f"refused: {reason}")
+                await journal.ask(settled, while_true=_owned_by(journal.owner))
                 raise DeliveryStopped("reply_refused", reason, unknown=False) from e
             if attempt == _TRIES and kind == "not sent":
-                await journal.ask(c.ResolveDelivery(None, journal.owner, f"not sent: {reason}"))
+                settled = c.ResolveDelivery(None, journal.owner, f"not sent: {reason}")
+                await journal.ask(settled, while_true=_owned_by(journal.owner))
                 raise DeliveryStopped("reply_not_sent", reason, unknown=False) from e
             if attempt == _TRIES:
                 await journal.ask(c.DoubtDelivery(journal.owner, reason))
