@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,7 @@ from turnkeeper.engine.stored import stored_messages
 from turnkeeper.engine.tools import Policy, Tool
 from turnkeeper.engine.transcript import check_pairs
 from turnkeeper.engine.wire import to_builtins
+from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, Position
 from turnkeeper.log.store import Store
 from turnkeeper.models.scripted import calls, text
 from turnkeeper.stores.sqlite import SqliteStore
@@ -74,6 +75,24 @@ class MortalStore(WrappedStore):
         outcome = await write()
         self._reach("behind an append")
         return outcome
+
+    async def append_with(
+        self,
+        key: str,
+        effect: Callable[[Any], T],
+        records: Callable[[T], Sequence[bytes]],
+        *,
+        expected: Position,
+        head: Head,
+        guard: Guard | None = None,
+    ) -> tuple[T, Appended] | Behind | GuardFailed:
+        """See `TransactionalStore`: one boundary more, between the effect and its completion in their transaction."""
+
+        def complete(result: T) -> Sequence[bytes]:
+            self._reach("within a transaction")
+            return records(result)
+
+        return await super().append_with(key, effect, complete, expected=expected, head=head, guard=guard)
 
 
 class World:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import anyio
 
-from turnkeeper.errors import StoreError
+from turnkeeper.errors import StoreError, TurnkeeperError
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,9 @@ class LeaseKeeper:
             if time.monotonic() - held.since < self._lease:
                 log.warning("the lease of %s could not be renewed, will try again: %s", held.what, e)
                 return
+            ours = False
+        except TurnkeeperError as e:  # a log that this version cannot read any more, say
+            log.warning("the lease of %s cannot be renewed: %s", held.what, e)
             ours = False
         if held not in self._held:
             return
