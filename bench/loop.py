@@ -1,8 +1,8 @@
 """The whole loop as a driver of the benchmark.
 
-A driver is `Driver(name, run, 1.6, fewest_writes=True)` with `async def run(store, turn)` that takes the turn to its end: its
-model port answers with the turn's decisions and final content in order, its tools with the results. Everything else
-(recording, floor, report) comes from being in `LOOP`.
+A driver is `Driver(name, run, 1.6, fewest_writes=True)` with `async def run(store, turn)` that takes the turn to its end:
+its model port answers with the turn's decisions and final content in order, its tools answer with the turn's results.
+Everything else (recording, floor, report) comes from being in `LOOP`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def _sequential(store: Store, turn: Turn) -> None:
 
 
 LOOP: Final[list[Driver]] = [
-    Driver("agent loop", _parallel, 1.6),
-    Driver("agent loop, one tool at a time", _sequential, 1.6),
+    Driver("agent loop", _parallel, 1.6, fewest_writes=True),
+    Driver("agent loop, one tool at a time", _sequential, 1.6, fewest_writes=True),
 ]
 """Drivers of the whole loop; 1.6 times the floor is their target."""

@@ -57,7 +57,7 @@ class Texts:
         return "conversations of a customer service agent" if self._corpus else "a vocabulary of its own"
 
     def text(self, size: int) -> str:
-        """Text of `size` bytes, never the same twice."""
+        """Text of `size` bytes, another one at each call."""
         parts: list[str] = []
         length = 0
         while length < size:
@@ -75,7 +75,7 @@ class Texts:
         return "".join(self._random.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789", k=count))
 
     def _sentence(self) -> str:
-        words = self._random.choices(_WORDS, _WEIGHTS, k=self._random.randint(5, 18))
+        words: list[str] = self._random.choices(_WORDS, _WEIGHTS, k=self._random.randint(5, 18))
         if self._random.random() < 0.3:
             words.insert(self._random.randrange(len(words)), self.digits(self._random.randint(1, 6)))
         if len(words) > 9:
@@ -92,6 +92,8 @@ def _conversation_texts() -> list[str]:
         messages: list[dict[str, Any]] = json.loads(line)["messages"]
         for message in messages:
             content = message.get("content")
-            if message["role"] in ("user", "assistant") and isinstance(content, str) and content.isascii():
+            if message["role"] not in ("user", "assistant") or not isinstance(content, str):
+                continue
+            if content.isascii() and "###" not in content:  # a mark of the simulation, nobody's words
                 found[content] = None
     return list(found)

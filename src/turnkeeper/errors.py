@@ -123,7 +123,9 @@ class StoreOutdated(StoreError):
     """
 
     def __init__(self, where: str, found: int, known: int) -> None:
-        super().__init__(where, f"has schema version {found}, this process needs {known}: run `turnkeeper migrate` on it")
+        super().__init__(
+            where, f"has schema version {found}, this process needs {known}: run `turnkeeper migrate` on it"
+        )
         self.found = found
         self.known = known
 

@@ -174,7 +174,9 @@ async def test_an_owner_becomes_a_replica(nodes: RedisCluster) -> None:
         wait_until(lambda: knows(replica, first), "the replica knows its master")
         replica.run("CLUSTER", "REPLICATE", first)
         wait_until(lambda: replica.info("replication").get("master_link_status") == "up", "the replica follows")
-        wait_until(lambda: all(b"slave " + first.encode() in n.raw("CLUSTER", "NODES") for n in nodes.nodes), "all know it")
+        wait_until(
+            lambda: all(b"slave " + first.encode() in n.raw("CLUSTER", "NODES") for n in nodes.nodes), "all know it"
+        )
         async with await RedisStore.open(nodes.url()) as store:
             moved = asyncio.Event()
 

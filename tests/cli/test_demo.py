@@ -27,7 +27,7 @@ def test_own_conversations_survive_kills() -> None:
     assert verdict["turns"] == 23
     assert verdict["effects"] == verdict["effects_done"] == 13
     assert verdict["replies"] == verdict["replies_sent"] == 21
-    assert verdict["kills"] == verdict["kills_in_a_turn"] == 12
+    assert verdict["kills"] >= verdict["kills_in_a_turn"] == 12
     assert verdict["transcripts_wrong"] == verdict["decisions_made_twice"] == 0
 
 
@@ -44,7 +44,7 @@ def test_recorded_airline_conversations(tmp_path: Path) -> None:
     assert done.status == 0, done.err
     verdict = done.document
     assert (verdict["duplicates"], verdict["lost"], verdict["transcripts_wrong"]) == (0, 0, 0)
-    assert verdict["kills"] == 15
+    assert verdict["kills"] >= verdict["kills_in_a_turn"] == 15
     listed = turnkeeper("list", "--store", f"sqlite:///{tmp_path}/t.db", "--json", "--limit", "0").document
     assert len(listed) == verdict["turns"]
     assert {turn["phase"] for turn in listed} == {"COMPLETED"}
@@ -58,7 +58,7 @@ def test_all_airline_conversations_with_200_kills() -> None:
     assert done.status == 0, done.err
     verdict = done.document
     assert (verdict["turns"], verdict["replies"], verdict["effects"]) == (1096, 946, 184)
-    assert verdict["kills_in_a_turn"] >= 150
+    assert verdict["kills_in_a_turn"] == 200
     assert (verdict["duplicates"], verdict["lost"]) == (0, 0)
 
 

@@ -32,7 +32,7 @@ def test_demo_survives_kills(name: str, request: pytest.FixtureRequest) -> None:
     assert done.status == 0, done.err
     verdict = done.document
     assert (verdict["duplicates"], verdict["lost"], verdict["transcripts_wrong"]) == (0, 0, 0)
-    assert verdict["kills"] == verdict["kills_in_a_turn"] == 10
+    assert verdict["kills"] >= verdict["kills_in_a_turn"] == 10
 
 
 @pytest.mark.soak
@@ -46,7 +46,7 @@ def test_demo_survives_200_kills(name: str, request: pytest.FixtureRequest) -> N
     done = turnkeeper("demo", "--store", url, "--conversations", source, "--kills", "200", "--json", timeout=890)
     assert done.status == 0, done.err
     assert (done.document["duplicates"], done.document["lost"]) == (0, 0)
-    assert done.document["kills_in_a_turn"] >= 150
+    assert done.document["kills_in_a_turn"] == 200
 
 
 @pytest.mark.parametrize("name", ["postgres", "redis", "redis cluster"])

@@ -293,9 +293,9 @@ class Replies(Leases):
         if delivery.owner == me and delivery.lease_end > 0 and not delivery.unknown and not delivery.not_sent:
             # Reserved just now, or by a question of its own whose answer it missed. It has sent nothing yet.
             return Worker(At.WORKING, delivery.lease_end, worker.cache)
-        if self.keyed or delivery.not_sent:
-            return Worker(At.RENEWING, 0, worker.cache)
-        return Worker(At.ASKING if delivery.unknown else At.DOUBTING, 0, worker.cache)
+        if delivery.unknown:
+            return worker  # until the operator has looked
+        return Worker(At.RENEWING if self.keyed or delivery.not_sent else At.DOUBTING, 0, worker.cache)
 
     def _claimed(self, worker: Worker, refused: bool) -> Worker:
         return Worker(At.ASKING, cache=worker.cache) if refused else Worker(At.WORKING, LEASE, worker.cache)

@@ -145,8 +145,8 @@ def test_phases_of_racing_workers(steps: tuple[int, int]) -> None:
 
 LEASES: dict[str, tuple[Callable[[], Leases], int]] = {
     "model call": (lambda: ModelCalls(3), 7_000),
-    "reply on a channel with keys": (lambda: Replies(2, keyed=True), 4_500),
-    "reply on a channel without keys": (lambda: Replies(2, keyed=False), 2_500),
+    "reply on a channel with keys": (lambda: Replies(2, keyed=True), 3_000),
+    "reply on a channel without keys": (lambda: Replies(2, keyed=False), 3_000),
 }
 
 

@@ -121,14 +121,13 @@ CLAIMS: list[tuple[Callable[[], Desk], int, str, bool]] = [
     (sending, LIVE, "a", True),
     (sending, LIVE, "b", False),
     (sending, OVER, "b", True),
-    (lambda: doubted("a"), LIVE, "b", True),
     (not_sent, LIVE, "b", True),
 ]
 
 
 @pytest.mark.parametrize(("desk", "at", "who", "taken"), CLAIMS)
 def test_claim_of_the_reply(desk: Callable[[], Desk], at: int, who: str, taken: bool) -> None:
-    """One live sender; behind its lease, its doubt or its "not sent", another may take over."""
+    """One live sender; behind its lease or its "not sent", another may take over."""
     turn = desk()
     turn.now = at
     if not taken:
@@ -180,15 +179,18 @@ def test_resolve() -> None:
             turn.put(c.ResolveDelivery(None, "operator", "looked"))
 
 
-def test_resolve_while_another_worker_is_at_it() -> None:
-    """Who took a reply in doubt over, to look it up or to send it again, is not cut short: no two live owners at once."""
-    desk = doubted("a")
-    desk.put(c.ClaimDelivery("b", LEASE))
-    with pytest.raises(TurnCheckpointBusy):
-        desk.put(c.ResolveDelivery(None, "operator", "looked"))
-    desk.put(c.ResolveDelivery(None, "b", "looked"))
-    with pytest.raises(TurnCheckpointError):
-        desk.put(c.ResolveDelivery(None, "operator", "looked"))
+@pytest.mark.parametrize("by", ["a", "b"])
+@pytest.mark.parametrize("at", [LIVE, OVER, OVER + LEASE])
+def test_reply_in_doubt_is_not_taken_over(by: str, at: int) -> None:
+    """flows.md, ambiguity 23: no automatic resend; also for who saw it before it was in doubt. Resolved, it may be."""
+    desk = doubted(by)
+    desk.now = max(at, desk.now)
+    for who in "abc":
+        with pytest.raises(TurnCheckpointError, match="resolve that first"):
+            desk.put(c.ClaimDelivery(who, LEASE))
+    desk.put(c.ResolveDelivery(None, "c", "looked"), c.ClaimDelivery("c", LEASE))
+    assert desk.state.delivery is not None
+    assert (desk.state.delivery.owner, desk.state.delivery.lease_end) == ("c", desk.now + LEASE)
 
 
 def test_sender_that_finds_out_late() -> None:

@@ -213,16 +213,16 @@ async def test_nothing_is_projected_that_is_not_durable(store: Store) -> None:
     assert stages.calls == 0
 
 
-async def test_two_workers_project_at_once(store: Store) -> None:
-    """T4: who finds the predecessor gone stops; what is left behind is mended by whoever looks next."""
+async def test_two_workers_project_at_once() -> None:
+    """T4: who finds the predecessor gone goes on from where the other one got to; the other may know less of the turn."""
     stages = Stages()
-    turn = session(store, stages)
-    await turn.start([{"role": "user", "content": "hello"}], [], {})
-    stages.now = None
-    stages.moves.clear()
 
     class Interrupted(Stages):
         """Another worker goes by between the look and the move."""
+
+        async def stage(self, trace_id: str) -> str | None:
+            """See `Lifecycle.stage`."""
+            return await stages.stage(trace_id)
 
         async def advance(self, trace_id: str, predecessor: str | None, stage: str) -> bool:
             """See `Lifecycle.advance`."""
@@ -231,7 +231,37 @@ async def test_two_workers_project_at_once(store: Store) -> None:
             return await stages.advance(trace_id, predecessor, stage)
 
     await project(Interrupted(), TRACE, P.DELIVERED)
-    assert stages.now in ("ANSWERED", "DELIVERED"), "never back, and nothing skipped"
-    assert stages.moves == list(itertools.pairwise([None, *STAGES[: len(stages.moves)]]))
-    await project(stages, TRACE, P.DELIVERED)
     assert stages.now == "DELIVERED"
+    assert stages.moves == list(itertools.pairwise([None, *STAGES]))
+
+
+async def test_consumer_takes_over_in_the_middle() -> None:
+    """T4: what the consumer has settled meanwhile is not moved."""
+
+    class Settled(Stages):
+        """The consumer settles between the look and the move."""
+
+        async def advance(self, trace_id: str, predecessor: str | None, stage: str) -> bool:
+            """See `Lifecycle.advance`."""
+            self.now = "QUARANTINED"
+            return await super().advance(trace_id, predecessor, stage)
+
+    stages = Settled()
+    await project(stages, TRACE, P.DELIVERED)
+    assert (stages.now, stages.moves) == ("QUARANTINED", [])
+
+
+async def test_a_transport_that_refuses_is_not_asked_for_ever() -> None:
+    """T4: where a move is refused and nothing has moved, the projection is left behind for the next look."""
+
+    class Refusing(Stages):
+        """Says no."""
+
+        async def advance(self, trace_id: str, predecessor: str | None, stage: str) -> bool:
+            """See `Lifecycle.advance`."""
+            self._called()
+            return False
+
+    stages = Refusing()
+    await project(stages, TRACE, P.DELIVERED)
+    assert (stages.now, stages.calls) == (None, 3)

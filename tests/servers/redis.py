@@ -75,6 +75,7 @@ class RedisServer:
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.port = free_port()
+        self.encrypted_port = 0
         self._settings = _PLAIN | settings
         self._process: subprocess.Popen[bytes] | None = None
         self._client: redis.Redis | None = None
@@ -129,6 +130,11 @@ class RedisServer:
         """Let it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+
+    def listen_encrypted(self) -> None:
+        """Listen under TLS too, on `encrypted_port`."""
+        self.encrypted_port = free_port()
+        self.run("CONFIG", "SET", "tls-port", self.encrypted_port)
 
     @property
     def client(self) -> redis.Redis:

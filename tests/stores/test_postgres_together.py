@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,14 @@ async def test_sixteen_writers_on_one_key(postgres: Server, database: str, isola
     """
     postgres.run(f"ALTER DATABASE {database} SET default_transaction_isolation = '{isolation}'")
     url = postgres.url(database)
-    stores = [await PostgresStore.open(url) for _ in range(4)]
-    accepted = await asyncio.gather(*(contend(stores[n % 4], "k", str(n), 10) for n in range(16)))
-    together = sorted(pair for pairs in accepted for pair in pairs)
-    assert [seq for seq, _ in together] == list(range(1, 161))
-    assert await whole(stores[0], "k") == together
-    stamps = [record.at for record in (await stores[0].read("k")).records]
-    assert stamps == sorted(stamps)
-    for store in stores:
-        await store.close()
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(await PostgresStore.open(url)) for _ in range(4)]
+        accepted = await asyncio.gather(*(contend(stores[n % 4], "k", str(n), 10) for n in range(16)))
+        together = sorted(pair for pairs in accepted for pair in pairs)
+        assert [seq for seq, _ in together] == list(range(1, 161))
+        assert await whole(stores[0], "k") == together
+        stamps = [record.at for record in (await stores[0].read("k")).records]
+        assert stamps == sorted(stamps)
 
 
 @pytest.mark.anyio

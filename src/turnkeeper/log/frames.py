@@ -35,10 +35,11 @@ MAX_INFLATED: Final = 64 * 1024 * 1024
 """Largest msgpack, in bytes, that is written or inflated unless the caller says otherwise."""
 
 _LEVEL: Final = 1
+"""Measured on 2 KiB of English: level 3 takes a fifth longer and saves one byte in a hundred."""
 _LATELY: Final = 256
 """Frames whose payload a thread remembers."""
 _SMALL: Final = 16 * 1024
-"""Largest payload, in bytes, that is remembered: at the most 4 MB in a thread."""
+"""Largest payload, in bytes, that is remembered: with the frames at the most 8 MB in a thread."""
 
 
 class _Compressor(threading.local):
@@ -57,8 +58,8 @@ _compress = _Compressor()
 class _Lately(threading.local):
     """Payloads of the frames that this thread made last.
 
-    A round looks at its own decision and results again and again: they are given back as stored, compared, and referred to by the
-    commit. Inflating costs ten times what remembering does (measured: a quarter of a turn's work in Python).
+    A round looks at its own decision and results again and again: they are given back as stored, compared, and referred
+    to by the commit. (Measured: without this, a turn driven by hand computes an eighth more.)
     """
 
     def __init__(self) -> None:

@@ -71,13 +71,13 @@ def _storable(value: Any, depth: int) -> Any:
     raise _Refused(f"values of type {kind.__module__}.{kind.__qualname__} are not kept; convert it first")
 
 
-def _storable_list(value: Sequence[Any], depth: int, skip: int = 0) -> list[Any]:
+def _storable_list(value: Sequence[Any], depth: int, first: int = 0) -> list[Any]:
     items: list[Any] = []
     try:
-        for item in value[skip:] if skip else value:
+        for item in value:
             items.append(_storable(item, depth + 1))  # noqa: PERF401  # its length tells which item is refused
     except _Refused as e:
-        e.path.append(f"[{skip + len(items)}]")
+        e.path.append(f"[{first + len(items)}]")
         raise
     return items
 
@@ -99,18 +99,23 @@ def _storable_dict(value: dict[Any, Any], depth: int) -> dict[str, Any]:
     return result
 
 
-def storable(value: Any, field: str = "value", *, skip: int = 0) -> Any:
+def storable(value: Any, field: str = "value", *, first: int = 0) -> Any:
     """A copy of `value`, independent of the caller's, as it comes back from the store; or the reason why it cannot be kept.
 
-    With `skip`, `value` is a list, and the copy is of what follows its first `skip` items.
+    With `first`, `value` is a part of a list, and its first item has that number there: the path tells.
 
     Raises:
         InvalidInput: naming the path inside the value.
     """
     try:
-        return _storable_list(value, 0, skip) if skip else _storable(value, 0)
+        return _storable_list(value, 0, first) if first else _storable(value, 0)
     except _Refused as e:
         raise InvalidInput(field + "".join(reversed(e.path)), e.reason) from None
+
+
+def reference(number: int) -> Any:
+    """What stands in a storable copy for the value of that number among the shared ones, to be thawed with the same."""
+    return msgspec.msgpack.Ext(_SHARED, b"%d" % number)
 
 
 def _extended(stored: Any, shared: Mapping[str, int]) -> Any:
@@ -118,7 +123,7 @@ def _extended(stored: Any, shared: Mapping[str, int]) -> Any:
     kind = type(stored)  # pyright: ignore[reportUnknownVariableType]  # of anything
     if kind is str:
         index = shared.get(stored) if len(stored) >= SHARED_FROM else None
-        return stored if index is None else msgspec.msgpack.Ext(_SHARED, b"%d" % index)
+        return stored if index is None else reference(index)
     if kind is dict:
         return {key: _extended(item, shared) for key, item in stored.items()}
     if kind is list:
@@ -128,7 +133,8 @@ def _extended(stored: Any, shared: Mapping[str, int]) -> Any:
     return stored
 
 
-def _pack(stored: Any, encoder: msgspec.msgpack.Encoder = _encoder, shared: Mapping[str, int] | None = None) -> bytes:
+def pack(stored: Any, encoder: msgspec.msgpack.Encoder = _encoder, shared: Mapping[str, int] | None = None) -> bytes:
+    """The msgpack of a copy that `storable` made, or of one with references in it."""
     if not shared:
         try:
             return encoder.encode(stored)
@@ -167,11 +173,11 @@ def seal(
     Raises:
         ValueTooLarge: it is over `limit` bytes.
     """
-    return frames.encode(_pack(stored, shared=shared), codec, limit=limit, field=field)
+    return frames.encode(pack(stored, shared=shared), codec, limit=limit, field=field)
 
 
-def thaw(frame: bytes, *, shared: Sequence[str] = (), limit: int = frames.MAX_INFLATED) -> Any:
-    """The value of a frame, a new copy each time.
+def thaw(frame: bytes, *, shared: Sequence[Any] = (), limit: int = frames.MAX_INFLATED) -> Any:
+    """The value of a frame, a new copy each time. References in it give what `shared` gives for their number.
 
     Raises:
         SchemaConflict: the frame is unknown or damaged.
@@ -236,7 +242,7 @@ def same_frames(one: bytes | None, other: bytes | None) -> bool:
 
 def fingerprint(value: Any, field: str = "value") -> str:
     """A short digest, the same for values that are equal once stored, whatever the order of their keys."""
-    return hashlib.blake2b(_pack(storable(value, field), _canonical), digest_size=16).hexdigest()
+    return hashlib.blake2b(pack(storable(value, field), _canonical), digest_size=16).hexdigest()
 
 
 def strings_of(value: Any) -> list[str]:

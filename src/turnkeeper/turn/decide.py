@@ -14,7 +14,7 @@ from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import invocation_id, trace_hash
 from turnkeeper.turn.names import ToolCallAction, ToolCallState, TurnPhase
 from turnkeeper.turn.slots import SlotAnswer, decide_slot
-from turnkeeper.turn.state import Round, TurnState, evolve, final_model, find_round, shared_strings
+from turnkeeper.turn.state import Round, TurnState, evolve, final_model, find_round, references
 
 TurnDecision = Decision[r.AnyRecord, SlotAnswer | None]
 """Commands on slots are answered with what became of the slot, all others with None: the state tells."""
@@ -168,11 +168,10 @@ def _commit_round(state: TurnState, command: c.CommitRound) -> TurnDecision:
     undecided = _undecided(round_, allow_ambiguous=command.allow_ambiguous)
     if undecided:
         raise _not_now(state, f"slots {undecided} have no result yet; complete or resolve them first")
-    known = {text: index for index, text in reversed(list(enumerate(shared_strings(round_))))}
     record = r.RoundCommitted(
         command.round_index,
         command.keep,
-        values.freeze(command.messages, "messages", shared=known),
+        references(round_).freeze(command.messages, "messages"),
         None if command.runtime == state.runtime else command.runtime,
     )
     return Decision(None, (record,))
@@ -184,8 +183,8 @@ def _save_final_model(state: TurnState, command: c.SaveFinalModel) -> TurnDecisi
     undecided = state.phase is _Phase.ASSISTANT_RESERVED and state.round is not None and state.round.calls
     if state.phase not in (_Phase.STARTED, _Phase.ASSISTANT_RESERVED, _Phase.ROUND_COMMITTED) or undecided:
         raise _not_now(state, "the final content cannot be saved; commit the round first")
-    known = {text: index for index, text in reversed(list(enumerate(shared_strings(state.round, results=False))))}
-    return Decision(None, (r.FinalModelSaved(values.freeze(command.content, "content", shared=known)),))
+    content = references(state.round, results=False).freeze_text(command.content, "content")
+    return Decision(None, (r.FinalModelSaved(content),))
 
 
 def _mark_completed(state: TurnState, command: c.MarkCompleted) -> TurnDecision:
@@ -256,6 +255,9 @@ def _decide_delivery(state: TurnState, command: c.Command, now: int) -> TurnDeci
     live = now < delivery.lease_end
     match command:
         case c.ClaimDelivery():
+            if delivery.unknown:
+                # Who asked may have seen it before it was in doubt; sending it now could be the second time.
+                raise _not_now(state, "the reply may have been sent: resolve that first")
             if live and delivery.owner != command.owner:
                 raise TurnCheckpointBusy(f"{_where(state)} reply", delivery.owner, delivery.lease_end)
             guard = None if live else Guard(not_before=delivery.lease_end)
@@ -270,8 +272,6 @@ def _decide_delivery(state: TurnState, command: c.Command, now: int) -> TurnDeci
         case c.ResolveDelivery():
             if not delivery.unknown and not (live and delivery.owner == command.who):
                 raise _not_now(state, "the reply's outcome is not in doubt: there is nothing to resolve")
-            if live and delivery.owner != command.who:
-                raise TurnCheckpointBusy(f"{_where(state)} reply", delivery.owner, delivery.lease_end)
             if command.message_id is None:
                 return Decision(None, (r.DeliveryResolved(command.who, command.why),))
             return Decision(None, (r.Delivered(command.message_id, command.who, command.why),))

@@ -35,10 +35,21 @@ class Lifecycle(Protocol):
 async def project(lifecycle: Lifecycle, trace_id: str, phase: TurnPhase) -> None:
     """Bring the projection up to `phase`, through every stage in between, never back."""
     target = STAGES.index(_STAGE[phase])
-    found = await lifecycle.stage(trace_id)
-    if found is not None and found not in STAGES:
-        return  # the consumer has taken over (COMPLETED, FAILED, QUARANTINED)
-    reached = -1 if found is None else STAGES.index(found)
-    for index in range(reached + 1, target + 1):
-        if not await lifecycle.advance(trace_id, STAGES[index - 1] if index else None, STAGES[index]):
-            return  # another worker projects as well; it has seen at least as much
+    reached = _index(await lifecycle.stage(trace_id))
+    while reached < target:
+        predecessor = STAGES[reached] if reached >= 0 else None
+        if await lifecycle.advance(trace_id, predecessor, STAGES[reached + 1]):
+            reached += 1
+            continue
+        # Another worker projects as well, and may know less of the turn: go on from where it got to.
+        found = _index(await lifecycle.stage(trace_id))
+        if found <= reached:
+            return
+        reached = found
+
+
+def _index(stage: str | None) -> int:
+    """How far a stage is; behind all of ours where the consumer has taken over (COMPLETED, FAILED, QUARANTINED)."""
+    if stage is None:
+        return -1
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)

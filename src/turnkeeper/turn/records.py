@@ -138,8 +138,8 @@ class ToolResolved(TurnRecord, frozen=True, tag="tool_resolved"):
 class RoundCommitted(TurnRecord, frozen=True, tag="round_committed"):
     """The transcript after a round: the first `keep` messages of the one before, then `messages`.
 
-    Long strings that stand in the round's decision or results are references to them, in the order of
-    `state.shared_strings`. `runtime` is None where it did not change.
+    What stands in the round's decision or results is a reference to them (`references.py`). `runtime` is None where it did
+    not change.
     """
 
     round_index: int

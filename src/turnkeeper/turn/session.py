@@ -216,7 +216,7 @@ class TurnCheckpointSession:
             state = await self._turn.read()
         known = self._transcript(state)
         keep = _common_prefix(known, messages)
-        added: list[Any] = values.storable(messages, "messages", skip=keep)
+        added: list[Any] = values.storable(messages[keep:], "messages", first=keep)
         command = c.CommitRound(round_index, keep, added, values.freeze(runtime, "runtime"), self._report_ambiguous)
         decided: list[bytes] = []
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
+
+import msgspec
 
 from turnkeeper.log import values
 from turnkeeper.turn.names import ToolCallAction, ToolCallState, TurnPhase
@@ -149,8 +150,7 @@ class TurnSnapshot:
         return f"TurnSnapshot(phase={self.phase.value}, round={self.current_round}, revision={self.revision})"
 
 
-@dataclass(frozen=True)
-class ToolCallDecision:
+class ToolCallDecision(msgspec.Struct, frozen=True):
     """Canonical state observed after a tool-slot operation.
 
     Attributes:

@@ -13,6 +13,7 @@ from turnkeeper.log.record import Head
 from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import ToolCall
 from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
+from turnkeeper.turn.references import References
 
 KIND: Final = "turn"
 
@@ -152,15 +153,12 @@ def find_slot(state: TurnState, round_index: int, slot_index: int) -> Slot | Non
     return found.slots[slot_index] if found is not None and 0 <= slot_index < len(found.slots) else None
 
 
-def shared_strings(round_: Round | None, *, results: bool = True) -> list[str]:
-    """The long strings of a round's decision and results, in the order in which a commit refers to them."""
+def references(round_: Round | None, *, results: bool = True) -> References:
+    """What a commit of the round refers to: its decision, and the results as they stand."""
     if round_ is None:
-        return []
-    strings = values.strings_of(values.thaw(round_.response))
-    for slot in round_.slots if results else ():
-        if slot is not None and slot.result is not None:
-            strings += values.strings_of(values.thaw(slot.result))
-    return strings
+        return References(())
+    found = [None if slot is None else slot.result for slot in round_.slots] if results else []
+    return References((round_.response, *found))
 
 
 def thaw_messages(transcript: Transcript | None) -> list[Any]:
@@ -172,7 +170,7 @@ def thaw_messages(transcript: Transcript | None) -> list[Any]:
     messages: list[Any] = []
     for part in reversed(chain):
         del messages[part.keep :]
-        messages += cast("list[Any]", values.thaw(part.tail, shared=_Lazy(part.round)))
+        messages += cast("list[Any]", values.thaw(part.tail, shared=references(part.round)))
     return messages
 
 
@@ -188,21 +186,7 @@ def final_model(state: TurnState) -> str | None:
     if state.final_model is None:
         return None
     # Only the decision's strings: a result of the last round may still be settled afterwards.
-    return values.thaw(state.final_model, shared=_Lazy(state.round, results=False))
-
-
-class _Lazy(list[str]):
-    """Shared strings that are looked up only if a value refers to one."""
-
-    def __init__(self, round_: Round | None, *, results: bool = True) -> None:
-        super().__init__()
-        self._round = round_
-        self._results = results
-
-    def __getitem__(self, index: Any) -> Any:
-        if not self and self._round is not None:
-            self += shared_strings(self._round, results=self._results)
-        return cast("str", super().__getitem__(index))
+    return values.thaw(state.final_model, shared=references(state.round, results=False))
 
 
 def _put(state: TurnState, round_index: int, slot_index: int, slot: Slot, **changes: Any) -> TurnState:
@@ -370,8 +354,7 @@ def _delivery_claimed(state: TurnState, record: r.DeliveryClaimed, at: int) -> T
 
 
 def _delivery_unknown(state: TurnState, record: r.DeliveryUnknown, at: int) -> TurnState:
-    # Who doubts has stopped sending, so its lease is over: whoever looks the send up need not wait for it.
-    return _delivery(state, unknown=True, lease_end=at)
+    return _delivery(state, unknown=True)
 
 
 def _delivery_resolved(state: TurnState, record: r.DeliveryResolved, at: int) -> TurnState:

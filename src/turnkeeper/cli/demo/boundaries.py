@@ -24,6 +24,8 @@ RECORDS = (
 )
 EFFECTS = ("model call", "effect", "send")
 BOUNDARIES = tuple(f"{when} {what}" for when in ("before", "after") for what in (*RECORDS, *EFFECTS))
+ANY = "any boundary"
+"""Stands for all of them."""
 
 
 def pick(chance: random.Random) -> str:

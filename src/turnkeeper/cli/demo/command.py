@@ -96,8 +96,8 @@ def _live_view(stack: ExitStack, console: Console, *, quiet: bool) -> Callable[[
         bars.update(
             killed,
             total=progress.kills_wanted,
-            completed=progress.kills,
-            note=f"{progress.kills_in_a_turn} in the middle of a turn",
+            completed=progress.kills_in_a_turn,
+            note="in the middle of a turn",
         )
 
     return show

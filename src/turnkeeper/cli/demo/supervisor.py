@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from turnkeeper.cli.demo.boundaries import pick
+from turnkeeper.cli.demo.boundaries import ANY, pick
 from turnkeeper.cli.demo.conversations import Conversation, turns
 from turnkeeper.cli.demo.ledger import Ledger
 from turnkeeper.cli.demo.worker import Orders
@@ -27,7 +27,10 @@ from turnkeeper.turn.identity import operation_id, trace_hash
 _AT_ONCE: Final = 4
 """Conversations that one worker has in hand at the same time."""
 _SCARCE: Final = 5
-"""Turns for each kill to be made, below which turns are taken one by one."""
+_SPARE: Final = 30
+"""Turns for each kill to be made, and besides, below which turns are taken one by one, and each has its kill."""
+_ANY_WITHIN: Final = 8
+"""A kill at any boundary comes at one of that many that a worker passes; a turn has more of them."""
 _PASSES_BY: Final = 2
 """Turns begun without coming to the boundary, after which a worker is killed wherever it is."""
 _NEVER_COMES: Final = 3.0
@@ -120,23 +123,30 @@ class Supervisor:
 
     def plan_kill(self) -> tuple[int, str | None, int] | None:
         """Whether and when the next life ends: after how many turns begun, and at which boundary (None: anywhere)."""
-        progress = self.progress
-        left = progress.kills_wanted - progress.kills - self._killing
+        left = self._kills_left() - self._killing
         if left <= 0:
             return None
+        scarce = self._turns_are_scarce()
         self._killing += 1
-        to_do = progress.turns - len(progress.turns_done)
-        if to_do < _SCARCE * left:
-            return 1, pick(self._chance) if self._chance.random() < 0.5 else None, 1
-        after = self._chance.randint(1, max(1, 2 * to_do // (3 * left)))
+        if scarce:
+            return 1, ANY, self._chance.randint(1, _ANY_WITHIN)
+        after = self._chance.randint(1, max(1, 2 * self._turns_left() // (3 * left)))
         boundary = pick(self._chance) if self._chance.random() < 0.6 else None
         return after, boundary, self._chance.randint(1, 2)
 
     def at_once(self) -> int:
         """How many conversations one worker has in hand: few where they would be done before the kills are made."""
-        left = self.progress.kills_wanted - self.progress.kills
-        to_do = self.progress.turns - len(self.progress.turns_done)
-        return 1 if to_do < _SCARCE * left else _AT_ONCE
+        return 1 if self._turns_are_scarce() else _AT_ONCE
+
+    def _turns_are_scarce(self) -> bool:
+        return self._turns_left() < _SCARCE * self._kills_left() + _SPARE
+
+    def _kills_left(self) -> int:
+        # One that came between two turns proves nothing, so another is made for it.
+        return self.progress.kills_wanted - self.progress.kills_in_a_turn
+
+    def _turns_left(self) -> int:
+        return self.progress.turns - len(self.progress.turns_done)
 
     def killed(self, at: str, *, in_a_turn: bool) -> None:
         """A kill was made."""

@@ -17,7 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from turnkeeper.cli.demo.agent import Stage
-from turnkeeper.cli.demo.boundaries import BoundaryStore
+from turnkeeper.cli.demo.boundaries import ANY, BoundaryStore
 from turnkeeper.cli.demo.conversations import Turn, load, turns
 from turnkeeper.cli.demo.ledger import Ledger
 from turnkeeper.keeper import Keeper, open_store
@@ -27,7 +27,7 @@ class Orders(msgspec.Struct, frozen=True):
     """What a worker is told on its command line, as JSON.
 
     Attributes:
-        stop_at, stop_count: freeze at the n-th passing of this boundary, and say so: the supervisor then kills.
+        stop_at, stop_count: freeze at the n-th passing of this boundary, or of any, and say so: the supervisor then kills.
     """
 
     store: str
@@ -53,7 +53,7 @@ class _Worker:
             sys.stdout.buffer.flush()
 
     def _reached(self, boundary: str) -> None:
-        if boundary != self._orders.stop_at:
+        if self._orders.stop_at not in (boundary, ANY):
             return
         self._left -= 1
         if self._left == 0:

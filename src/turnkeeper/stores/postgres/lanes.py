@@ -8,6 +8,7 @@ sent is carried through.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -30,8 +31,9 @@ _GROUP_BYTES: Final = 1_000_000
 """Bytes of bodies from which on no further append joins a statement."""
 _LIFETIME: Final = 3600.0
 """Seconds after which an idle connection is not used again, so that a name that moved to another server is looked up again."""
-_REPEATS: Final = 5
-"""How often a statement is repeated that the server undid for the sake of others (a deadlock, a serialization failure)."""
+_FIRST_PAUSE: Final = 0.001
+_LONGEST_PAUSE: Final = 0.1
+"""Seconds before a statement is repeated that the server undid for the sake of others (a deadlock, a serialization failure)."""
 
 
 async def connect(address: Address, *, prepare: bool) -> Connection:
@@ -278,7 +280,7 @@ class Lanes:
                 call.settle()
             if connection is not None:
                 self._serving -= 1
-                if self._closed or not usable(connection):
+                if self._closed or connection.pgconn.transaction_status != TransactionStatus.IDLE:
                     self._born.pop(connection, None)
                     connection.pgconn.finish()
                 else:
@@ -346,12 +348,17 @@ class Lanes:
         return not gone and usable(connection)
 
     async def _run(self, connection: Connection, call: _Call) -> None:
-        for repeat in range(_REPEATS):
+        deadline = self._loop.time() + self._address.busy_timeout
+        pause = _FIRST_PAUSE
+        while True:
             try:
                 rows = await ask(connection, call.text, call.parameters)
             except psycopg.Error as e:
-                if not failures.transient(e) or repeat == _REPEATS - 1:
+                if not failures.transient(e) or self._loop.time() + pause > deadline:
                     raise
+                # Not all that were undone together come back together.
+                await asyncio.sleep(random.uniform(0, pause))  # noqa: S311  # no secret
+                pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 self._answer(call, rows)
                 return

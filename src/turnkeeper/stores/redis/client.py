@@ -201,12 +201,11 @@ async def drop(wire: Wire, transport: Any) -> None:
 
     A graceful close would send what is still buffered, and the system would go on sending it when we are gone.
     """
-    if transport is not None:
-        connected: socket.socket | None = transport.get_extra_info("socket")
-        if connected is not None:
-            with contextlib.suppress(OSError):  # it may be closed already
-                connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        transport.abort()
+    connected: socket.socket | None = transport.get_extra_info("socket")
+    if connected is not None:
+        with contextlib.suppress(OSError):  # it may be closed already
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
     await wire.disconnect(nowait=True)
 
 
