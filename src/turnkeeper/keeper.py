@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from turnkeeper.engine.loop import TurnResult, run_turn
 from turnkeeper.engine.ports import Agent, ReplyPort
-from turnkeeper.engine.stored import UNKNOWN_TEXT
-from turnkeeper.engine.wire import ModelToolResult, Outcome, to_builtins
+from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_form
+from turnkeeper.engine.wire import ModelToolResult, Outcome
 from turnkeeper.errors import InvalidInput, TurnCheckpointError, UnknownStoreUrl
 from turnkeeper.log import values
 from turnkeeper.log.record import Head, HeadQuery
@@ -202,6 +202,7 @@ class Keeper:
         who: str,
         why: str,
         result: Any = None,
+        fence: int | None = None,
         scope: str = "primary",
     ) -> None:
         """Settle a tool call whose outcome is unknown, with evidence; then run the turn again.
@@ -211,9 +212,12 @@ class Keeper:
                 is told so).
             who: who decided.
             why: the evidence.
+            fence: of the call as it was looked at (`show` prints it). Without it, evidence on which somebody else has acted
+                meanwhile, so that the call ran again, would be taken for evidence about the later run.
 
         Raises:
-            TurnCheckpointConflict: the call is not in doubt.
+            TurnCheckpointConflict: the call is not in doubt, or has run again since it had this `fence`.
+            InvalidInput: `result` cannot be kept exactly; names the path.
         """
         session = self.session(turn_id, scope)
         await session.load()
@@ -230,22 +234,37 @@ class Keeper:
             output=result if happened else UNKNOWN_TEXT,
             error_kind=None if happened else "effect_outcome_unknown",
         )
-        record_or_none = None if settled is Resolution.DID_NOT_HAPPEN else to_builtins(record)
-        await session.resolve_tool(round_index, slot_index, settled, who=who, why=why, result_record=record_or_none)
+        kept = None if settled is Resolution.DID_NOT_HAPPEN else stored_form(record, "result")
+        await session.resolve_tool(round_index, slot_index, settled, who=who, why=why, result_record=kept, fence=fence)
 
     async def resolve_delivery(
-        self, turn_id: str, message_id: str | None, *, who: str, why: str, scope: str = "primary"
+        self,
+        turn_id: str,
+        message_id: str | None,
+        *,
+        who: str,
+        why: str,
+        sender: str | None = None,
+        scope: str = "primary",
     ) -> None:
         """Settle a reply that may have been sent: its message id, or None where it surely was not.
 
+        Args:
+            who: who decided.
+            why: the evidence.
+            sender: the owner of the send that was looked at (`show` prints it), as `fence` in `resolve_tool`.
+
         Raises:
+            TurnCheckpointConflict: the reply was sent again since that send.
             TurnCheckpointError: the reply is not in doubt.
         """
         if not why.strip():
             raise InvalidInput("why", "must tell the evidence")
         if message_id is not None:
             values.identifier(message_id, "message_id")
-        await self._handle(turn_id, scope).ask(c.ResolveDelivery(message_id, values.identifier(who, "who"), why))
+        await self._handle(turn_id, scope).ask(
+            c.ResolveDelivery(message_id, values.identifier(who, "who"), values.text(why, "why"), sender)
+        )
 
     # --- keeping house ---------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import turnkeeper
-from turnkeeper import Agent, Keeper, ScriptedModel, tool
+from turnkeeper import Agent, Keeper, Reply, ReplyPort, ScriptedModel, tool
 
 CHARGE = {"role": "assistant", "tool_calls": [{"id": "c", "name": "charge", "arguments": '{"cents": 500}'}]}
 
@@ -45,7 +45,10 @@ async def test_operator_settles_a_doubtful_charge(url: str) -> None:
     assert (refused.status, "--result" in refused.err) == (2, True)
     evidence = ("--who", "ann", "--why", "in the bank's list", "--result", "charged 500")
     assert turnkeeper("resolve", "doubtful", "0", "0", "happened", *evidence, "--store", url).status == 0
-    again = turnkeeper("resolve", "doubtful", "0", "0", "did_not_happen", "--who", "bo", "--why", "x", "--store", url)
+    blind = turnkeeper("resolve", "doubtful", "0", "0", "did_not_happen", "--who", "bo", "--why", "x", "--store", url)
+    assert (blind.status, "--fence" in blind.err) == (2, True)
+    sure = ("--who", "bo", "--why", "x", "--fence", "1", "--store", url)
+    again = turnkeeper("resolve", "doubtful", "0", "0", "did_not_happen", *sure)
     assert again.status == 2
     assert "not AMBIGUOUS" in again.err
 
@@ -58,6 +61,32 @@ async def test_operator_settles_a_doubtful_charge(url: str) -> None:
     settled = [record for record in document["records"] if record["record"] == "tool_resolved"]
     assert (settled[0]["who"], settled[0]["why"]) == ("ann", "in the bank's list")
     assert [record["seq"] for record in document["records"]] == list(range(1, document["tail"] + 1))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("sent", [True, False])
+async def test_operator_settles_a_doubtful_reply(url: str, *, sent: bool) -> None:
+    async def unanswered(reply: Reply) -> str:
+        raise TimeoutError
+
+    async def answered(reply: Reply) -> str:
+        return "m2"
+
+    agent = Agent(ScriptedModel(["hello"]))
+    async with await Keeper.open(url) as keeper:
+        result = await keeper.run(agent, "hi", turn_id="greeting", reply=ReplyPort(unanswered))
+    assert result.status == "reconciliation_required"
+    assert "unknown_delivery" in turnkeeper("list", "--attention", "--store", url).out
+    assert "reply: may have been sent" in turnkeeper("show", "greeting", "--store", url).out
+    sender = turnkeeper("show", "greeting", "--store", url, "--json").document["reply"]["sender"]
+    known = ("--who", "ann", "--why", "looked", "--store", url)
+    assert turnkeeper("resolve-reply", "greeting", *known).status == 2
+    assert turnkeeper("resolve-reply", "greeting", *known, "--not-sent-by", "another").status == 2
+    found = ("--message-id", "m1") if sent else ("--not-sent-by", sender)
+    assert turnkeeper("resolve-reply", "greeting", *known, *found).status == 0
+    async with await Keeper.open(url) as keeper:
+        result = await keeper.run(agent, "hi", turn_id="greeting", reply=ReplyPort(answered))
+    assert (result.status, result.sent_message_id) == ("success", "m1" if sent else "m2")
 
 
 @pytest.mark.anyio

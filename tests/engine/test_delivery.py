@@ -22,7 +22,7 @@ from turnkeeper import (
     StillUnknown,
     TurnResult,
 )
-from turnkeeper.errors import InvalidInput, TurnCheckpointError
+from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnCheckpointError
 from turnkeeper.turn import records as r
 from turnkeeper.turn.names import TurnPhase
 
@@ -172,6 +172,21 @@ async def test_where_nobody_can_know_somebody_has_to_say(keeper: Keeper, *, sent
     assert (result.status, result.sent_message_id) == ("success", "m1")
     assert len(channel.sent) == 1
     assert (await state_of(keeper)).attention is None
+
+
+async def test_evidence_about_a_send_is_none_about_the_next(keeper: Keeper) -> None:
+    """Two operators looked at the same time. One said that it was not sent, so it was sent again: the other comes too late."""
+    channel = Channel(TimeoutError(), TimeoutError(), sent_all_the_same=True)
+    port = ReplyPort(channel.send)
+    await run(keeper, port)
+    first = (await state_of(keeper)).delivery
+    assert first is not None
+    await keeper.resolve_delivery("t", None, who="ann", why="looked", sender=first.owner)
+    await run(keeper, port)
+    with pytest.raises(TurnCheckpointConflict, match="sent again since"):
+        await keeper.resolve_delivery("t", None, who="bob", why="looked", sender=first.owner)
+    assert (await run(keeper, port)).status == "reconciliation_required"
+    assert len(channel.sent) == 2
 
 
 async def test_only_a_reply_in_doubt_can_be_settled(keeper: Keeper) -> None:

@@ -21,7 +21,7 @@ from turnkeeper import (
     tool,
 )
 from turnkeeper.engine.stored import UNKNOWN_TEXT
-from turnkeeper.errors import TurnCheckpointConflict, TurnCheckpointError
+from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnCheckpointError
 from turnkeeper.turn import records as r
 from turnkeeper.turn.names import Resolution, ToolCallState
 
@@ -98,6 +98,51 @@ async def test_only_what_is_in_doubt_can_be_settled(keeper: Keeper) -> None:
     with pytest.raises(TurnCheckpointConflict):
         await keeper.resolve_tool("t", 0, 0, "did_not_happen", who="bob", why="looked as well")
     assert ledger.once(1)
+
+
+async def test_evidence_about_a_run_is_none_about_the_next(keeper: Keeper) -> None:
+    """Two operators looked at the same time. One said that nothing happened, so it ran again: the other comes too late."""
+    ledger = Ledger()
+
+    async def pay(context: ToolContext) -> str:
+        ledger.write(context, context.fence)
+        raise TimeoutError
+
+    agent = Agent(asks_once(("pay", "{}")), [Tool(pay)])
+    await keeper.run(agent, "go", turn_id="t")
+    await keeper.resolve_tool("t", 0, 0, "did_not_happen", who="ann", why="looked", fence=1)
+    await keeper.run(agent, "go", turn_id="t")
+    for resolution in ("did_not_happen", "happened", "unknown"):
+        with pytest.raises(TurnCheckpointConflict, match="fence 1, it now has fence 2"):
+            await keeper.resolve_tool("t", 0, 0, resolution, who="bob", why="looked", result="paid", fence=1)
+    assert (await keeper.run(agent, "go", turn_id="t")).status == "reconciliation_required"
+    assert ledger.told == [1, 2]
+
+
+@pytest.mark.parametrize("again", ['{"cents": 5, "to": "ann"}', '{"to":"ann","cents":5}', {"to": "ann", "cents": 5}])
+async def test_a_call_in_doubt_is_the_same_however_it_is_written(keeper: Keeper, again: Any) -> None:
+    """T3, "Trap worth a test of its own": the model asks again, and spaces or orders its JSON in another way."""
+    ledger = Ledger()
+
+    async def pay(context: ToolContext, cents: int, to: str) -> str:
+        ledger.write(context, context.fence)
+        raise TimeoutError
+
+    model = asks([("pay", '{"cents":5,"to":"ann"}')], [("pay", again)])
+    agent = Agent(model, [Tool(pay)], on_ambiguous="report")
+    assert (await keeper.run(agent, "go", turn_id="t")).status == "success"
+    (told,) = last_results(model.requests[2])
+    assert "It was not run again" in told
+    assert ledger.told == [1]
+
+
+async def test_a_result_that_cannot_be_kept_settles_nothing(keeper: Keeper) -> None:
+    """Field case 11: it is refused with its path, and not kept as something else."""
+    agent = Agent(asks_once(("pay", "{}")), [doubtful(Ledger())])
+    await keeper.run(agent, "go", turn_id="t")
+    with pytest.raises(InvalidInput, match="set"):
+        await keeper.resolve_tool("t", 0, 0, "happened", who="ann", why="looked", result={"seats": {1, 2}})
+    assert (await slot_of(keeper, 0, 0)).state is ToolCallState.AMBIGUOUS
 
 
 # --- look-ups ------------------------------------------------------------------------------------------------

@@ -91,14 +91,39 @@ async def resolve(
     *,
     who: Annotated[str, Parameter(help="Who decided.")],
     why: Annotated[str, Parameter(help="The evidence.")],
+    fence: Annotated[
+        int | None,
+        Parameter(
+            help="The call's fence as `show` printed it; needed with `did_not_happen`, since the call runs again."
+        ),
+    ] = None,
     result: Annotated[str | None, Parameter(help="What the model is told; needed with `happened`.")] = None,
     store: StoreUrl = _DEFAULT_STORE,
     scope: Scope = "primary",
 ) -> int:
     """Settle a tool call that may have happened, with evidence. Run the turn again afterwards."""
-    from turnkeeper.cli.looking import settle
+    from turnkeeper.cli.settling import settle_call
 
-    return await settle(store, turn, scope, round, slot, outcome, who=who, why=why, result=result)
+    return await settle_call(store, turn, scope, round, slot, outcome, who=who, why=why, fence=fence, result=result)
+
+
+@app.command
+async def resolve_reply(
+    turn: TurnId,
+    *,
+    who: Annotated[str, Parameter(help="Who decided.")],
+    why: Annotated[str, Parameter(help="The evidence.")],
+    message_id: Annotated[str | None, Parameter(help="The channel's id of the message: it was sent.")] = None,
+    not_sent_by: Annotated[
+        str | None, Parameter(help="It was not sent, by this sender, as `show` printed it; it is sent again.")
+    ] = None,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+) -> int:
+    """Settle a reply that may have been sent, with evidence. Run the turn again afterwards."""
+    from turnkeeper.cli.settling import settle_reply
+
+    return await settle_reply(store, turn, scope, message_id, not_sent_by, who=who, why=why)
 
 
 @app.command

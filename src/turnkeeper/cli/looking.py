@@ -1,4 +1,4 @@
-"""`list`, `show` and `resolve`: an operator's look at turns, and the way out of doubt."""
+"""`list` and `show`: an operator's look at turns."""
 
 from __future__ import annotations
 
@@ -103,6 +103,8 @@ def _turn_json(turn_id: str, scope: str, history: TurnHistory) -> dict[str, Any]
         "rounds": [_round_json(round_) for round_ in _rounds(state)],
         "messages": thaw_messages(state.transcript),
         "final_text": final_text(state),
+        "reply": state.delivery
+        and {"key": state.delivery.key, "sender": state.delivery.owner, "unknown": state.delivery.unknown},
         "sent_message_id": state.sent_message_id,
         "records": [
             {"seq": entry.seq, "at": moment_iso(entry.at), "bytes": entry.size, **describe(entry.record).as_json()}
@@ -177,26 +179,5 @@ def _print_turn(turn_id: str, scope: str, history: TurnHistory) -> None:
             if slot is not None and slot.resolution is not None:
                 standing += f", settled: {slot.resolution.value}"
             console.print(f"  {round_.index}.{index} {escape(call.tool_name)}: {standing}")
-
-
-async def settle(
-    url: str,
-    turn_id: str,
-    scope: str,
-    round_index: int,
-    slot_index: int,
-    outcome: str,
-    *,
-    who: str,
-    why: str,
-    result: str | None,
-) -> int:
-    """Settle a tool call that may have happened."""
-    if outcome == "happened" and result is None:
-        raise InvalidInput("--result", "is needed with `happened`: it is what the model is told")
-    async with await _open(url) as keeper:
-        await keeper.resolve_tool(
-            turn_id, round_index, slot_index, outcome, who=who, why=why, result=result, scope=scope
-        )
-    Console().print(f"settled: {outcome}. Run the turn {escape(turn_id)} again.")
-    return 0
+    if state.delivery is not None and state.delivery.unknown:
+        console.print(f"  reply: may have been sent, by {escape(state.delivery.owner)}")

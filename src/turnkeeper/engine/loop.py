@@ -35,7 +35,7 @@ from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle
-from turnkeeper.turn.identity import input_fingerprint, tool_calls
+from turnkeeper.turn.identity import input_fingerprint, kept_labels, tool_calls
 from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Transcript, TurnState, final_model
 
@@ -425,6 +425,6 @@ async def run_turn(
         # Of the chat form, so that a turn that was started by hand with the same message is the same turn.
         input_fingerprint([chat_form(message) for message in canonical], runtime),
         proof_deadline_ms,
-        labels or {},
+        kept_labels(labels),
     )
     return await TurnRun(turn, agent, reply).run(start, wait=wait)

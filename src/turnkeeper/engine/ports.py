@@ -111,6 +111,8 @@ class Agent:
                 raise InvalidInput(name, f"must be at least 1, not {number}")
         if not self.lease_seconds > 0:
             raise InvalidInput("lease_seconds", f"must be more than 0, not {self.lease_seconds}")
+        if self.on_ambiguous not in ("stop", "report"):
+            raise InvalidInput("on_ambiguous", f"must be 'stop' or 'report', not {self.on_ambiguous!r}")
         object.__setattr__(self, "by_name", {tool.name: tool for tool in self.tools})
         if len(self.by_name) != len(self.tools):
             raise InvalidInput("tools", "two tools have the same name")

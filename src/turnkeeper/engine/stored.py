@@ -69,7 +69,7 @@ def stored_result(frame: bytes, request_id: str, name: str) -> ModelToolResult:
     return ModelToolResult(request_id=request_id, name=name, outcome=Outcome.SUCCESS, output=output)
 
 
-def result_frame(result: ModelToolResult, field: str) -> bytes:
+def stored_form(result: ModelToolResult, field: str) -> dict[str, Any]:
     """A result as a slot keeps it.
 
     Raises:
@@ -77,12 +77,17 @@ def result_frame(result: ModelToolResult, field: str) -> bytes:
     """
     # The output as it is: whatever else would be made of it on the way (a list of a set) is not what the tool gave.
     record = {**to_builtins(msgspec.structs.replace(result, output=None)), "output": result.output}
-    frame = values.freeze(record, field)
+    kept: dict[str, Any] = values.storable(record, field)
     try:
         result_text(result.output)
     except (TypeError, ValueError) as e:
         raise InvalidInput(f"{field}.output", f"has no form in JSON ({e})") from e
-    return frame
+    return kept
+
+
+def result_frame(result: ModelToolResult, field: str) -> bytes:
+    """The frame of `stored_form`. Raises what it raises, and `ValueTooLarge`."""
+    return values.seal(stored_form(result, field), field)
 
 
 def final_text(response: ModelInvocationResponse) -> str | None:

@@ -119,12 +119,13 @@ class DoubtTool(SlotCommand, frozen=True):
 
 
 class ResolveTool(SlotCommand, frozen=True):
-    """Settle an ambiguous slot, with evidence."""
+    """Settle an ambiguous slot, with evidence; `fence` tells which run of the call was looked at."""
 
     resolution: Resolution
     who: str
     why: str
     result: bytes | None = None
+    fence: int | None = None
 
 
 class CommitRound(Command, frozen=True):
@@ -170,12 +171,13 @@ class DoubtDelivery(Command, frozen=True):
 class ResolveDelivery(Command, frozen=True):
     """Settle a reply whose outcome is unknown: its message id, or None where it surely was not sent.
 
-    `who` may also be the sender itself, which knows that nothing was sent.
+    `who` may also be the sender itself, which knows that nothing was sent. `sender` tells whose send was looked at.
     """
 
     message_id: str | None
     who: str
     why: str
+    sender: str | None = None
 
 
 class MarkDelivered(Command, frozen=True):

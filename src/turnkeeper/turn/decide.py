@@ -270,6 +270,11 @@ def _decide_delivery(state: TurnState, command: c.Command, now: int) -> TurnDeci
             guard = None if delivery.owner == command.owner else Guard(not_before=delivery.lease_end)
             return Decision(None, (r.DeliveryUnknown(command.reason),), guard)
         case c.ResolveDelivery():
+            if command.sender is not None and command.sender != delivery.owner:
+                raise TurnCheckpointConflict(
+                    f"{_where(state)}: its reply was sent again since, by {delivery.owner}, and the evidence is about the "
+                    f"send of {command.sender}"
+                )
             if not delivery.unknown and not (live and delivery.owner == command.who):
                 raise _not_now(state, "the reply's outcome is not in doubt: there is nothing to resolve")
             if command.message_id is None:

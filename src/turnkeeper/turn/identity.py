@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import lru_cache
 from typing import Any, Final, cast
 
@@ -82,6 +83,15 @@ def kept_call_id(provider_call_id: str | None) -> str | None:
     return None if provider_call_id is None else values.text(provider_call_id, "provider_call_id")
 
 
+def kept_labels(labels: dict[str, str] | None) -> dict[str, str]:
+    """A turn's labels as its log and its head keep them.
+
+    Raises:
+        InvalidInput: a name or a value is no text.
+    """
+    return {values.text(name, "labels"): values.text(value, f"labels.{name}") for name, value in (labels or {}).items()}
+
+
 def _field(call: dict[str, Any], name: str) -> Any:
     """A field of a tool call that has it flat, or nested under `function` as in OpenAI's chat form."""
     if name in call:
@@ -121,9 +131,24 @@ def raw_calls(response: dict[str, Any]) -> list[tuple[str | None, str, Any]]:
     return calls
 
 
+def arguments_fingerprint(arguments: Any, field: str) -> str:
+    """What makes two calls of a tool the same: its arguments as an object, however the model has spaced or ordered their text.
+
+    Text that is no JSON object stands for itself.
+    """
+    if isinstance(arguments, str):
+        try:
+            parsed = json.loads(arguments)
+            if isinstance(parsed, dict):
+                return values.fingerprint(parsed, field)
+        except (ValueError, RecursionError, InvalidInput):  # no JSON, or an object that cannot be kept
+            pass
+    return values.fingerprint(arguments, field)
+
+
 def tool_calls(response: dict[str, Any]) -> tuple[ToolCall, ...]:
     """The tool calls of a decision as the log keeps them. See `raw_calls`."""
     return tuple(
-        ToolCall(call_id, name, values.fingerprint(arguments, f"arguments of {name}"))
+        ToolCall(call_id, name, arguments_fingerprint(arguments, f"arguments of {name}"))
         for call_id, name, arguments in raw_calls(response)
     )

@@ -16,7 +16,15 @@ from turnkeeper.log.store import Client, Store, as_store
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import decide
 from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle, milliseconds
-from turnkeeper.turn.identity import ToolCall, input_fingerprint, kept_call_id, raw_calls, tool_calls
+from turnkeeper.turn.identity import (
+    ToolCall,
+    arguments_fingerprint,
+    input_fingerprint,
+    kept_call_id,
+    kept_labels,
+    raw_calls,
+    tool_calls,
+)
 from turnkeeper.turn.lifecycle import Lifecycle, project
 from turnkeeper.turn.names import Resolution, ToolCallAction
 from turnkeeper.turn.records import AnyRecord, RoundCommitted
@@ -78,9 +86,7 @@ class TurnCheckpointSession:
         self._execution_lease_ms = milliseconds(execution_lease_seconds)
         self._proof_deadline = proof_deadline_ms
         self._lifecycle = lifecycle
-        self._labels = {
-            values.text(name, "labels"): values.text(value, f"labels.{name}") for name, value in (labels or {}).items()
-        }
+        self._labels = kept_labels(labels)
         self._report_ambiguous = report_ambiguous
         self._known_transcript: tuple[Transcript | None, list[Any]] = (None, [])
         self._known_calls: tuple[bytes, list[tuple[str | None, str, Any]]] = (b"", [])
@@ -321,7 +327,7 @@ class TurnCheckpointSession:
         call = ToolCall(
             kept_call_id(provider_call_id),
             values.identifier(tool_name, "tool_name"),
-            values.fingerprint(raw_arguments, "raw_arguments"),
+            arguments_fingerprint(raw_arguments, "raw_arguments"),
         )
         return await self._slot(
             c.ClaimTool(
@@ -375,6 +381,7 @@ class TurnCheckpointSession:
         who: str,
         why: str,
         result_record: dict[str, Any] | None = None,
+        fence: int | None = None,
     ) -> ToolCallDecision:
         """Settle an ambiguous slot, with evidence: the audited way out of AMBIGUOUS (T3, ambiguity 8).
 
@@ -383,9 +390,11 @@ class TurnCheckpointSession:
                 model is told `result_record`; the same call is still not repeated).
             who: who decided.
             why: the evidence.
+            fence: of the slot as it was looked at. Without it, evidence that somebody else has acted on meanwhile (and the
+                call ran again) would be taken for evidence about the later run.
 
         Raises:
-            TurnCheckpointConflict: the slot is not ambiguous.
+            TurnCheckpointConflict: the slot is not ambiguous, or has run again since it had this `fence`.
             InvalidInput: a part of the evidence is missing.
         """
         settled = Resolution(resolution)
@@ -396,7 +405,7 @@ class TurnCheckpointSession:
             raise InvalidInput("why", "must tell the evidence")
         result = None if result_record is None else values.freeze(result_record, "result_record")
         return await self._slot(
-            c.ResolveTool(round_index, slot_index, settled, values.identifier(who, "who"), why, result)
+            c.ResolveTool(round_index, slot_index, settled, values.identifier(who, "who"), why, result, fence)
         )
 
     async def get_tool(self, round_index: int, slot_index: int) -> ToolCallDecision | None:

@@ -255,6 +255,10 @@ def _resolve(state: TurnState, command: c.ResolveTool, slot: Slot | None) -> Slo
     where = f"turn {state.trace_id!r} round {command.round_index} slot {command.slot_index}"
     if slot is None:
         raise TurnCheckpointError(f"{where} was never claimed: there is nothing to resolve")
+    if command.fence is not None and command.fence != slot.fence:
+        raise TurnCheckpointConflict(
+            f"{where} has run again since: the evidence is about fence {command.fence}, it now has fence {slot.fence}"
+        )
     if slot.state is not _State.AMBIGUOUS:
         same = command.resolution is Resolution.HAPPENED and values.same_frames(slot.result, command.result)
         if same and slot.resolution is Resolution.HAPPENED:

@@ -22,7 +22,6 @@ from turnkeeper.cli.demo.ledger import Ledger
 from turnkeeper.cli.demo.worker import Orders
 from turnkeeper.errors import TurnCheckpointConflict, TurnkeeperError
 from turnkeeper.keeper import Keeper
-from turnkeeper.turn.identity import operation_id, trace_hash
 
 _AT_ONCE: Final = 4
 """Conversations that one worker has in hand at the same time."""
@@ -174,7 +173,9 @@ class Supervisor:
         """Be the operator: look into the ledger what really happened, and settle the call with that as evidence."""
         turn = self._turns[turn_id]
         for round_index, slot_index in open_slots:
-            operation = operation_id(trace_hash(turn_id), "primary", round_index, slot_index)
+            call = await keeper.session(turn_id).get_tool(round_index, slot_index)
+            assert call is not None
+            operation = call.operation_id
             rows = ledger.effects(operation)
             try:
                 if rows:
@@ -185,11 +186,18 @@ class Supervisor:
                         "happened",
                         who="demo operator",
                         why=f"the ledger has it in row {rows[0].id}",
+                        fence=call.fence,
                         result=turn.results[round_index, slot_index],
                     )
                 else:
                     await keeper.resolve_tool(
-                        turn_id, round_index, slot_index, "did_not_happen", who="demo operator", why="not in the ledger"
+                        turn_id,
+                        round_index,
+                        slot_index,
+                        "did_not_happen",
+                        who="demo operator",
+                        why="not in the ledger",
+                        fence=call.fence,
                     )
             except TurnCheckpointConflict:
                 continue  # settled meanwhile

@@ -1,0 +1,55 @@
+"""`resolve` and `resolve-reply`: the way out of doubt, with evidence."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+
+from turnkeeper.errors import InvalidInput
+from turnkeeper.keeper import Keeper, open_store
+
+
+async def _open(url: str) -> Keeper:
+    return Keeper(await open_store(url, create=False))
+
+
+async def settle_call(
+    url: str,
+    turn_id: str,
+    scope: str,
+    round_index: int,
+    slot_index: int,
+    outcome: str,
+    *,
+    who: str,
+    why: str,
+    fence: int | None,
+    result: str | None,
+) -> int:
+    """Settle a tool call that may have happened."""
+    if outcome == "happened" and result is None:
+        raise InvalidInput("--result", "is needed with `happened`: it is what the model is told")
+    if outcome == "did_not_happen" and fence is None:
+        raise InvalidInput("--fence", "is needed with `did_not_happen`: `turnkeeper show` prints it")
+    async with await _open(url) as keeper:
+        await keeper.resolve_tool(
+            turn_id, round_index, slot_index, outcome, who=who, why=why, fence=fence, result=result, scope=scope
+        )
+    _say(outcome, turn_id)
+    return 0
+
+
+async def settle_reply(
+    url: str, turn_id: str, scope: str, message_id: str | None, not_sent_by: str | None, *, who: str, why: str
+) -> int:
+    """Settle a reply that may have been sent."""
+    if (message_id is None) == (not_sent_by is None):
+        raise InvalidInput("--message-id", "or --not-sent-by is needed, and not both: was the reply sent or not?")
+    async with await _open(url) as keeper:
+        await keeper.resolve_delivery(turn_id, message_id, who=who, why=why, sender=not_sent_by, scope=scope)
+    _say("not sent" if message_id is None else f"sent as {message_id}", turn_id)
+    return 0
+
+
+def _say(settled: str, turn_id: str) -> None:
+    Console().print(escape(f"settled: {settled}. Run the turn {turn_id} again."))
