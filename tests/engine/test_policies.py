@@ -142,7 +142,9 @@ async def test_a_result_that_cannot_be_kept_settles_nothing(keeper: Keeper) -> N
     await keeper.run(agent, "go", turn_id="t")
     with pytest.raises(InvalidInput, match="set"):
         await keeper.resolve_tool("t", 0, 0, "happened", who="ann", why="looked", result={"seats": {1, 2}})
-    assert (await slot_of(keeper, 0, 0)).state is ToolCallState.AMBIGUOUS
+    slot = await slot_of(keeper, 0, 0)
+    assert slot is not None
+    assert slot.state is ToolCallState.AMBIGUOUS
 
 
 # --- look-ups ------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class Journal:
         self.owner = owner
         self.lease_ms = milliseconds(lease_seconds)
         self._deferred: list[c.Command] = []
-        self._lock = anyio.Lock()
+        self._lock = anyio.Lock(fast_acquire=True)
 
     @property
     def state(self) -> TurnState:

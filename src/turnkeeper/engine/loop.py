@@ -35,7 +35,7 @@ from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle
-from turnkeeper.turn.identity import input_fingerprint, kept_labels, tool_calls
+from turnkeeper.turn.identity import ToolCall, input_fingerprint, kept_labels, tool_calls
 from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Transcript, TurnState, final_model
 
@@ -102,7 +102,7 @@ class TurnRun:
         self._journal = Journal(turn, new_owner(), agent.lease_seconds)
         self._leases = LeaseKeeper(agent.lease_seconds)
         self._known: tuple[Transcript | None, list[Message]] = (None, [])
-        self._response: tuple[int, ModelInvocationResponse] | None = None
+        self._response: tuple[int, ModelInvocationResponse, tuple[ToolCall, ...]] | None = None
         self._invoked: str | None = None
 
     async def run(self, start: c.Start, *, wait: bool) -> TurnResult:
@@ -227,7 +227,6 @@ class TurnRun:
         if round_index >= self._agent.max_rounds:
             raise _Failed("max_iterations", f"the model decided {round_index} times and did not come to an end")
         messages = self._messages(state)
-        check_pairs(messages)
         pause = _MODEL_PAUSE
         for attempt in range(1, self._agent.max_model_attempts + 1):
             call = self._journal.state.model
@@ -279,7 +278,7 @@ class TurnRun:
             with self._leases.holding(what, renew, scope.cancel):
                 try:
                     answer = await awaited(self._agent.model.invoke(request))
-                    self._reserve(round_index, answer)
+                    self._response = (round_index, answer, self._reserve(round_index, answer))
                 except Exception as e:
                     answer = e
         if answer is None:
@@ -288,13 +287,14 @@ class TurnRun:
             failure = c.FailModel(call.invocation_id, self._journal.owner, f"{type(answer).__name__}: {answer}")
             await self._journal.ask(failure)
             return answer
-        self._response = (round_index, answer)
         return None
 
-    def _reserve(self, round_index: int, response: ModelInvocationResponse) -> None:
+    def _reserve(self, round_index: int, response: ModelInvocationResponse) -> tuple[ToolCall, ...]:
+        """Write the decision with what it leads to; its tool calls, as the log keeps them."""
         builtins = to_builtins(response)
-        frame = values.freeze(builtins, "response")
-        self._journal.defer(c.ReserveAssistant(round_index, frame, tool_calls(builtins)))
+        calls = tool_calls(builtins)
+        self._journal.defer(c.ReserveAssistant(round_index, values.freeze(builtins, "response"), calls))
+        return calls
 
     def _decided(self, state: TurnState) -> ModelInvocationResponse:
         """The canonical decision of the current round."""
@@ -305,14 +305,17 @@ class TurnRun:
         """Run the round's tools; commit the round and announce the next model call with the last completion."""
         state = self._journal.state
         if state.phase is TurnPhase.ASSISTANT_RESERVED and state.round is not None:
-            round_index, response, slots = state.round.index, self._decided(state), state.round.slots
+            round_index, response, calls = state.round.index, self._decided(state), state.round.calls
+            slots = state.round.slots
         else:
             assert self._response is not None
-            round_index, response, slots = *self._response, None
+            round_index, response, calls = self._response
+            slots = [None] * len(calls)
         transcript = state.transcript
         before = self._messages(state)
-        results = await ToolRound(self._journal, self._leases, self._agent, round_index, response, slots).run()
-        exchange = tool_exchange(response, results, round_index)
+        round_ = ToolRound(self._journal, self._leases, self._agent, round_index, response, calls, slots)
+        exchange = tool_exchange(response, await round_.run(), round_index)
+        check_pairs(exchange)
         commands: list[c.Command] = [self._commit(round_index, len(before), exchange, state)]
         if round_index + 1 < self._agent.max_rounds:
             commands.append(self._journal.start_model(round_index + 1))
@@ -345,10 +348,11 @@ class TurnRun:
     # --- the transcript --------------------------------------------------------------------------------------
 
     def _messages(self, state: TurnState) -> list[Message]:
-        """The canonical transcript, decoded once and then kept up with."""
+        """The canonical transcript, decoded and checked once, and then kept up with."""
         transcript, messages = self._known
         if transcript is not state.transcript or transcript is None:
             messages = stored.stored_messages(state)
+            check_pairs(messages)
             self._known = (state.transcript, messages)
         return messages
 

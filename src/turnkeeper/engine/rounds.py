@@ -15,14 +15,14 @@ from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, awaited, classify
 from turnkeeper.engine.ports import Agent
-from turnkeeper.engine.stored import UNKNOWN_TEXT, result_frame, stored_result
+from turnkeeper.engine.stored import UNKNOWN_TEXT, kept_result, stored_result
 from turnkeeper.engine.tools import Policy, Tool, ToolContext
 from turnkeeper.engine.transcript import request_ids
-from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolResult, Outcome, to_builtins
+from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolResult, Outcome
 from turnkeeper.errors import InvalidInput, OwnershipLost, TurnCheckpointBusy, ValueTooLarge
 from turnkeeper.log import values
 from turnkeeper.turn import commands as c
-from turnkeeper.turn.identity import ToolCall, tool_calls
+from turnkeeper.turn.identity import ToolCall
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState
 from turnkeeper.turn.slots import SlotAnswer
 from turnkeeper.turn.state import Slot, TurnState, find_slot
@@ -84,15 +84,16 @@ class ToolRound:
         agent: Agent,
         round_index: int,
         response: ModelInvocationResponse,
-        slots: Sequence[Slot | None] | None,
+        calls: Sequence[ToolCall],
+        slots: Sequence[Slot | None],
     ) -> None:
         self._journal = journal
         self._leases = leases
         self._agent = agent
         self._round = round_index
         ids = request_ids(response, round_index)
-        self._calls = [_Call(index, call, ids[index]) for index, call in enumerate(tool_calls(to_builtins(response)))]
-        self._slots: Sequence[Slot | None] = slots or [None] * len(self._calls)
+        self._calls = [_Call(index, call, ids[index]) for index, call in enumerate(calls)]
+        self._slots = slots
         self._results: list[ModelToolResult | None] = [None] * len(self._calls)
         self._running = 0
         cut = (response.metadata or {}).get("finishReason") == "length"
@@ -239,14 +240,13 @@ class ToolRound:
         """The result as it is kept, and its frame. It is what the model is shown, in this run as behind any restart."""
         where = f"result of {call.call.tool_name} (round {self._round} slot {call.slot_index})"
         try:
-            frame = result_frame(result, where)
+            return kept_result(result, where)
         except InvalidInput as e:
             # The effect has happened: its slot gets a stand-in, and the model is told why (field cases 11, 25).
             kind = "result_too_large" if isinstance(e, ValueTooLarge) else "result_not_storable"
             log.warning("turn %s: %s", self._journal.turn.trace_id, e)
             stand_in = call.result(result.outcome, f"The call was made, but its result cannot be kept: {e}", kind)
-            frame = result_frame(stand_in, where)
-        return stored_result(frame, call.request_id, call.call.tool_name), frame
+            return kept_result(stand_in, where)
 
     async def _claim(self, call: _Call) -> SlotAnswer:
         (answer,) = await self._journal.ask(self._claim_command(call))

@@ -61,12 +61,16 @@ def stored_result(frame: bytes, request_id: str, name: str) -> ModelToolResult:
     """The result of a slot."""
     record: Any = values.thaw(frame)
     if isinstance(record, dict) and "outcome" in record:
-        try:
-            return msgspec.convert(record, ModelToolResult)
-        except msgspec.ValidationError as e:
-            raise SchemaConflict(f"result of {name}", str(e)) from e
+        return _result_from(cast("dict[str, Any]", record), name)
     output: Any = cast("dict[str, Any]", record).get("content", record) if isinstance(record, dict) else record
     return ModelToolResult(request_id=request_id, name=name, outcome=Outcome.SUCCESS, output=output)
+
+
+def _result_from(record: dict[str, Any], name: str) -> ModelToolResult:
+    try:
+        return msgspec.convert(record, ModelToolResult)
+    except msgspec.ValidationError as e:
+        raise SchemaConflict(f"result of {name}", str(e)) from e
 
 
 def stored_form(result: ModelToolResult, field: str) -> dict[str, Any]:
@@ -85,9 +89,10 @@ def stored_form(result: ModelToolResult, field: str) -> dict[str, Any]:
     return kept
 
 
-def result_frame(result: ModelToolResult, field: str) -> bytes:
-    """The frame of `stored_form`. Raises what it raises, and `ValueTooLarge`."""
-    return values.seal(stored_form(result, field), field)
+def kept_result(result: ModelToolResult, field: str) -> tuple[ModelToolResult, bytes]:
+    """A result as it comes back from its slot, and the slot's frame. Raises what `stored_form` raises, and `ValueTooLarge`."""
+    record = stored_form(result, field)
+    return _result_from(record, result.name), values.seal(record, field)
 
 
 def final_text(response: ModelInvocationResponse) -> str | None:

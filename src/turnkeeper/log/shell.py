@@ -183,7 +183,7 @@ class FencedLog(Generic[S, R]):
                     effect,
                     bodies,
                     expected=expected,
-                    head=self._head_after(decision.records),
+                    head=self._rules.head(self._after(decision.records, self.now())),
                     guard=decision.guard,
                 )
             except BaseException:
@@ -206,12 +206,14 @@ class FencedLog(Generic[S, R]):
         """
         append_id = os.urandom(8)
         expected = self._position
+        at = self.now()
+        foreseen = self._after(decision.records, at)
         try:
             outcome = await self.store.append(
                 self.key,
                 self._encode(decision.records, append_id),
                 expected=expected,
-                head=self._head_after(decision.records),
+                head=self._rules.head(foreseen),
                 guard=decision.guard,
             )
         except BaseException as e:
@@ -226,7 +228,7 @@ class FencedLog(Generic[S, R]):
             return self._found(tail, lost)
         if isinstance(outcome, Appended):
             self.appends += 1
-            self._fold_own(expected, decision.records, outcome)
+            self._fold_own(expected, decision.records, outcome, (foreseen, at))
             return decision
         if isinstance(outcome, GuardFailed):
             self._heard(outcome.now)
@@ -254,22 +256,25 @@ class FencedLog(Generic[S, R]):
             reason = e.reason if isinstance(e, SchemaConflict) else str(e)
             raise SchemaConflict(f"{self.key} record {record.seq}", reason) from e
 
-    def _head_after(self, records: Iterable[R]) -> Head:
+    def _after(self, records: Iterable[R], at: int) -> S:
+        """The state after records of our own, as if they were stamped `at`."""
         state = self._state
         for record in records:
-            state = self._rules.evolve(state, record, self.now())
-        return self._rules.head(state)
+            state = self._rules.evolve(state, record, at)
+        return state
 
-    def _fold_own(self, expected: Position, records: Iterable[R], appended: Appended) -> None:
+    def _fold_own(
+        self, expected: Position, records: Iterable[R], appended: Appended, foreseen: tuple[S, int] | None = None
+    ) -> None:
         self._heard(appended.at)
         if self._position != expected:
             # Another task of this process read meanwhile. It saw our append, or the next question has to read.
             self._unsure |= not self._covers(appended.position)
             return
-        state = self._state
-        for record in records:
-            state = self._rules.evolve(state, record, appended.at)
-        self._state = state
+        if foreseen is not None and foreseen[1] == appended.at:
+            self._state = foreseen[0]
+        else:
+            self._state = self._after(records, appended.at)
         self._position = appended.position
 
     def _covers(self, position: Position) -> bool:
