@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -256,6 +256,20 @@ class FencedLog(Generic[S, R]):
             reason = e.reason if isinstance(e, SchemaConflict) else str(e)
             raise SchemaConflict(f"{self.key} record {record.seq}", reason) from e
 
+    def _missed(self, records: Iterable[Record], known: int) -> Iterator[tuple[R, int]]:
+        """The records behind the first `known`, decoded, with their times."""
+        decode = self._decoder.decode
+        for record in records:
+            seq, at, body = record
+            if seq <= known:
+                continue
+            # As in `_decode`, without two calls for each of a long log's records (measured: a quarter of loading it).
+            try:
+                decoded = decode(body[1:] if body[:1] == _PLAIN else frames.decode(body))
+            except (SchemaConflict, msgspec.ValidationError, msgspec.DecodeError):
+                decoded = self._decode(record)  # tells which record it is
+            yield decoded[1], at
+
     def _after(self, records: Iterable[R], at: int) -> S:
         """The state after records of our own, as if they were stamped `at`."""
         state = self._state
@@ -291,6 +305,5 @@ class FencedLog(Generic[S, R]):
         if self._covers(tail.position):
             return
         state, known = (self._rules.initial(), 0) if tail.restart else (self._state, self._position.seq)
-        missed = ((self._decode(record)[1], record.at) for record in tail.records if record.seq > known)
-        self._state = self._rules.fold(state, missed)
+        self._state = self._rules.fold(state, self._missed(tail.records, known))
         self._position = tail.position

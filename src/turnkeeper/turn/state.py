@@ -418,23 +418,25 @@ def evolve(state: TurnState, record: r.AnyRecord, at: int) -> TurnState:
 
 def fold(state: TurnState, entries: Iterable[tuple[r.AnyRecord, int]]) -> TurnState:
     """The state after records and their times: `evolve` for each, with one new state for a run of records on a round's slots."""
-    slots: list[Slot | None] = []
-    owner, steps = state.owner, 0
+    owner, steps, current, slots = state.owner, 0, state.current_round, _open_slots(state)
     for record, at in entries:
         kind = type(record)
         rule = _SLOT_RULES.get(kind)
         about: Any = record
-        if rule is None or state.round is None or about.round_index != state.round.index:
+        if rule is None or about.round_index != current:
             state = evolve(_stepped(state, slots, owner, steps), record, at)
-            owner, steps = state.owner, 0
+            owner, steps, current, slots = state.owner, 0, state.current_round, _open_slots(state)
             continue
-        if not steps:
-            slots = list(state.round.slots)
-        slots[about.slot_index] = rule(slots[about.slot_index], about, at)
+        index = about.slot_index
+        slots[index] = rule(slots[index], about, at)
         steps += 1
-        if kind in _OWNING:
+        if kind is r.ToolBegun or kind is r.ToolClaimed:
             owner = about.owner
     return _stepped(state, slots, owner, steps)
+
+
+def _open_slots(state: TurnState) -> list[Slot | None]:
+    return [] if state.round is None else list(state.round.slots)
 
 
 def _stepped(state: TurnState, slots: list[Slot | None], owner: str | None, steps: int) -> TurnState:

@@ -53,6 +53,8 @@ _CREATE = (
     "size, created, updated) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING"
 )
 _LOG = "(SELECT id FROM head WHERE key = ?)"
+_record: Final[Callable[[Any], Record]] = partial(tuple.__new__, Record)  # pyright: ignore[reportUnknownMemberType]
+"""A record from a row, without a call into Python for each (`Record._make` takes three times as long)."""
 _RECORD = f"INSERT INTO record (log, seq, at, body) VALUES ({_LOG}, ?, ?, ?)"
 
 
@@ -389,7 +391,7 @@ def _tail(key: str, after: Position, connection: sqlite3.Connection, now: int) -
         "SELECT seq, at, body FROM record WHERE log = ? AND seq > ? ORDER BY seq",
         (log, 0 if restart else after.seq),
     )
-    return Tail(Position(incarnation, tail), list(map(Record._make, rows)), max(now, updated), restart)
+    return Tail(Position(incarnation, tail), list(map(_record, rows)), max(now, updated), restart)
 
 
 def _heads(query: HeadQuery, last: str, connection: sqlite3.Connection, now: int) -> list[Head]:
