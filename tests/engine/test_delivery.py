@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import anyio
 import pytest
 
 from tests.conformance.support import ClockedStore
 from tests.engine.support import Channel, records_of, state_of, until
+from tests.engine.wrapped import WrappedStore
 from turnkeeper import (
     Agent,
     DidNotHappen,
@@ -23,10 +25,13 @@ from turnkeeper import (
     TurnResult,
 )
 from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnCheckpointError
+from turnkeeper.log.store import Store
 from turnkeeper.turn import records as r
 from turnkeeper.turn.names import TurnPhase
 
 pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
 
 
 async def run(keeper: Keeper, port: ReplyPort | None, *, text: str = "hello", wait: bool = True) -> TurnResult:
@@ -322,6 +327,39 @@ async def dies_in_the_send_of_a_keyed_channel(keeper: Keeper, channel: Channel) 
 
     with anyio.CancelScope() as dead:
         await run(keeper, ReplyPort(send, keyed=True))
+    assert len(channel.sent) == 1
+
+
+class MeanwhileStore(WrappedStore):
+    """Lets something else happen right before the second write: the first one only finds that the turn was started."""
+
+    def __init__(self, inner: Store, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(inner)
+        self._meanwhile = meanwhile
+        self.writes = 0
+
+    async def around(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Make the write, behind what happens meanwhile."""
+        self.writes += 1
+        if self.writes == 2:
+            await self._meanwhile()
+        return await write()
+
+
+async def test_a_reply_given_back_is_taken_over_only_as_it_was_looked_at(keeper: Keeper, store: ClockedStore) -> None:
+    """It surely was not sent when this worker looked. Before it claims, another one claims, sends, and dies."""
+    channel = Channel(*[NotSent("offline")] * 3, sent_all_the_same=False)
+    assert (await run(keeper, ReplyPort(channel.send))).error_kind == "reply_not_sent"
+    channel.sent_all_the_same = True
+
+    async def dies_behind_its_send() -> None:
+        await dies_in_the_send(keeper, channel)
+        await store.advance_clock(30_000)
+
+    slow = MeanwhileStore(store, dies_behind_its_send)
+    result = await run(Keeper(slow), ReplyPort(channel.send), wait=False)
+    assert slow.writes >= 2
+    assert (result.status, result.error_kind) == ("reconciliation_required", "reply_outcome_unknown")
     assert len(channel.sent) == 1
 
 
