@@ -90,6 +90,8 @@ def _detail(record: r.AnyRecord) -> tuple[str, str]:
             return f"message {record.message_id}{found}", "green"
         case r.DeliveryDisputed():
             return f"also as message {record.message_id}", "bold red"
+        case r.RunStopped():
+            return f"{record.status}: {record.error_kind}, {record.message}", "yellow"
         case r.Completed():
             return "without a reply" if record.no_output else "", "bold green"
         case _:

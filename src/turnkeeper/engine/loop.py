@@ -155,13 +155,13 @@ class TurnRun:
             try:
                 await self._step()
             except Stopped:
-                return self._stopped()
+                why = "a tool call may have happened; settle it, then run the turn again"
+                return await self._stop("reconciliation_required", "effect_outcome_unknown", why)
             except DeliveryStopped as e:
-                status = "reconciliation_required" if e.unknown else "failed"
-                return self._result(status, error_kind=e.kind, message=str(e))
+                return await self._stop("reconciliation_required" if e.unknown else "failed", e.kind, str(e))
             except _Failed as e:
                 await self._journal.salvage()
-                return self._result("failed", error_kind=e.kind, message=str(e))
+                return await self._stop("failed", e.kind, str(e))
             except TurnCheckpointBusy as e:
                 await self._journal.salvage()
                 if not wait:
@@ -363,14 +363,12 @@ class TurnRun:
 
     # --- results ---------------------------------------------------------------------------------------------
 
-    def _stopped(self) -> TurnResult:
+    async def _stop(self, status: Status, error_kind: str, message: str) -> TurnResult:
+        """The result of a run that ends short of the turn's end; the log tells why, for whoever looks."""
+        message = values.text(message, "message")
+        await self._journal.ask(c.StopRun(self._journal.owner, status, error_kind, message))
         open_slots = tuple((a.round_index, a.slot_index) for a in self._journal.state.ambiguous if not a.closed)
-        return self._result(
-            "reconciliation_required",
-            error_kind="effect_outcome_unknown",
-            message="a tool call may have happened; settle it, then run the turn again",
-            open_slots=open_slots,
-        )
+        return self._result(status, error_kind=error_kind, message=message, open_slots=open_slots)
 
     def _result(self, status: Status, **changes: Any) -> TurnResult:
         state = self._journal.state

@@ -25,6 +25,8 @@ class Start(Command, frozen=True):
     input_fingerprint: str
     proof_deadline: int
     labels: dict[str, str] = {}
+    engine: bytes = b""
+    first_round: int = 0
 
 
 class StartModel(Command, frozen=True):
@@ -185,6 +187,15 @@ class MarkDelivered(Command, frozen=True):
 
     key: str
     message_id: str
+
+
+class StopRun(Command, frozen=True):
+    """A run ends short of the turn's end."""
+
+    owner: str
+    status: str
+    error_kind: str
+    message: str
 
 
 class MarkCompleted(Command, frozen=True):

@@ -60,6 +60,8 @@ def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
             return _save_final_model(state, command)
         case c.MarkCompleted():
             return _mark_completed(state, command)
+        case c.StopRun():
+            return _stop_run(state, command)
         case c.StartModel() | c.RenewModel() | c.FailModel():
             return _decide_model(state, command, now)
         case _:
@@ -129,6 +131,8 @@ def _start(state: TurnState, command: c.Start, now: int) -> TurnDecision:
         command.input_fingerprint,
         command.proof_deadline,
         command.labels,
+        command.engine,
+        command.first_round,
     )
     return Decision(None, (record,), guard)
 
@@ -198,6 +202,14 @@ def _mark_completed(state: TurnState, command: c.MarkCompleted) -> TurnDecision:
         if undecided:
             raise _not_now(state, f"it cannot be closed while slots {undecided} are not terminal")
     return Decision(None, (r.Completed(no_output=state.phase is not _Phase.DELIVERED),))
+
+
+def _stop_run(state: TurnState, command: c.StopRun) -> TurnDecision:
+    stop = state.stop
+    told = stop is not None and (stop.status, stop.error_kind) == (command.status, command.error_kind)
+    if state.completed or (told and stop is not None and stop.revision == state.revision):
+        return _KNOWN  # nothing has happened since the same was told
+    return Decision(None, (r.RunStopped(command.owner, command.status, command.error_kind, command.message),))
 
 
 # --- model calls ---------------------------------------------------------------------------------------------

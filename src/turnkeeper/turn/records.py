@@ -27,6 +27,10 @@ class Started(TurnRecord, frozen=True, tag="started"):
     input_fingerprint: str
     proof_deadline: int = 0
     labels: dict[str, str] = {}
+    engine: bytes = b""
+    """What the engine has to know again of its run (`engine/identity.py`); empty where the turn is driven by hand."""
+    first_round: int = 0
+    """The round that is decided first: not 0 where the turn was begun elsewhere, and imported."""
 
 
 class ModelStarted(TurnRecord, frozen=True, tag="model_started"):
@@ -201,6 +205,15 @@ class DeliveryDisputed(TurnRecord, frozen=True, tag="delivery_disputed"):
     message_id: str
 
 
+class RunStopped(TurnRecord, frozen=True, tag="run_stopped"):
+    """A run of the turn ended short of the turn's end: why, for whoever looks. The turn stays open."""
+
+    owner: str
+    status: str
+    error_kind: str
+    message: str
+
+
 class Completed(TurnRecord, frozen=True, tag="completed"):
     """The turn is closed."""
 
@@ -229,5 +242,6 @@ AnyRecord = (
     | DeliveryResolved
     | Delivered
     | DeliveryDisputed
+    | RunStopped
     | Completed
 )
