@@ -6,22 +6,34 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from turnkeeper.engine.loop import TurnResult, run_turn
+from turnkeeper.engine.contract_ports import EngineDurabilityPort
+from turnkeeper.engine.events import writes_of
+from turnkeeper.engine.importing import begin_with, scope_of
+from turnkeeper.engine.loop import TurnResult, resume_turn, run_turn
+from turnkeeper.engine.model_calls import reservation
 from turnkeeper.engine.ports import Agent, ReplyPort
 from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_form
-from turnkeeper.engine.wire import ModelToolResult, Outcome
+from turnkeeper.engine.wire import (
+    EngineCheckpoint,
+    EngineEvent,
+    ModelInvocationResponse,
+    ModelToolResult,
+    Outcome,
+)
 from turnkeeper.errors import InvalidInput, TurnCheckpointError, UnknownStoreUrl
 from turnkeeper.log import values
+from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import Head, HeadQuery
 from turnkeeper.log.store import Promise, Store
 from turnkeeper.moving import Receipt, erase_logs
 from turnkeeper.turn import commands as c
-from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle
+from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle, milliseconds
 from turnkeeper.turn.history import TurnHistory, read_history
 from turnkeeper.turn.identity import trace_hash, turn_key
 from turnkeeper.turn.names import Resolution, TurnPhase
 from turnkeeper.turn.session import TurnCheckpointSession
-from turnkeeper.turn.state import KIND, find_round
+from turnkeeper.turn.state import KIND, TurnState, find_round
 
 Input = str | Sequence[Any]
 
@@ -152,6 +164,9 @@ class Keeper:
         labels: dict[str, str] | None = None,
         proof_deadline_ms: int = 0,
         wait: bool = True,
+        session_id: str | None = None,
+        inputs: Any = None,
+        durability: EngineDurabilityPort | None = None,
     ) -> TurnResult:
         """Run a turn to its end; the same turn id again goes on with it, or gives its recorded result.
 
@@ -170,7 +185,49 @@ class Keeper:
             labels=labels,
             proof_deadline_ms=proof_deadline_ms,
             wait=wait,
+            session_id=session_id,
+            inputs=inputs,
+            durability=durability,
         )
+
+    async def resume(
+        self,
+        agent: Agent,
+        *,
+        turn_id: str,
+        scope: str = "primary",
+        reply: ReplyPort | None = None,
+        wait: bool = True,
+        durability: EngineDurabilityPort | None = None,
+    ) -> TurnResult:
+        """Go on with a turn from where its log stands, without its input: an imported one, say.
+
+        Raises:
+            TurnCheckpointError: there is no such turn. For the rest see `run`.
+        """
+        turn = self._handle(turn_id, scope)
+        return await resume_turn(turn, agent, reply=reply, wait=wait, durability=durability)
+
+    async def adopt(self, checkpoint: EngineCheckpoint, *, agent: Agent | None = None) -> str:
+        """Begin a turn with a checkpoint of another engine or another store; then `resume` it. The turn's scope.
+
+        Doing it again changes nothing. Nothing is appended where anything is wrong with the checkpoint.
+
+        Args:
+            agent: who is to go on with it; a pending call of a tool that it does not have is refused.
+
+        Raises:
+            InvalidInput: the checkpoint contradicts itself, or cannot be gone on with here; names the path.
+            TurnCheckpointConflict: there is a turn of that id, which was begun with something else.
+        """
+        commands = begin_with(checkpoint, None if agent is None else agent.by_name.keys())
+        scope = scope_of(checkpoint)
+
+        def decide(state: TurnState, now: int) -> Decision[Any, Any]:
+            return decide_all(state, commands[:1] if state.phase is not None else commands, now)
+
+        await self._handle(checkpoint.turn_id, scope).put(decide)
+        return scope
 
     def session(self, turn_id: str, scope: str = "primary", **options: Any) -> TurnCheckpointSession:
         """A session that drives the turn by hand. `options` are those of `TurnCheckpointSession`."""
@@ -189,6 +246,19 @@ class Keeper:
     async def history(self, turn_id: str, scope: str = "primary", *, at: int | None = None) -> TurnHistory | None:
         """The records of a turn, and its state as it is, or as it was at a sequence number. None if there is none."""
         return await read_history(self.store, self._handle(turn_id, scope).key, at=at)
+
+    async def checkpoint(
+        self, turn_id: str, scope: str = "primary", *, at: int | None = None
+    ) -> EngineCheckpoint | None:
+        """The turn's last portable checkpoint, or the last one up to a sequence number of its log. None if there is none."""
+        history = await self.history(turn_id, scope, at=at)
+        writes = [] if history is None else writes_of(history.entries)
+        return next((write.checkpoint for write in reversed(writes) if write.has_checkpoint), None)
+
+    async def events(self, turn_id: str, scope: str = "primary", *, at: int | None = None) -> list[EngineEvent]:
+        """The turn's events, gapless from the first one on; up to a sequence number of its log, if one is given."""
+        history = await self.history(turn_id, scope, at=at)
+        return [event for write in (writes_of(history.entries) if history else ()) for event in write.events]
 
     # --- settling --------------------------------------------------------------------------------------------
 
@@ -236,6 +306,81 @@ class Keeper:
         )
         kept = None if settled is Resolution.DID_NOT_HAPPEN else stored_form(record, "result")
         await session.resolve_tool(round_index, slot_index, settled, who=who, why=why, result_record=kept, fence=fence)
+
+    async def resolve_model(
+        self,
+        turn_id: str,
+        resolution: Resolution | str,
+        *,
+        who: str,
+        why: str,
+        response: ModelInvocationResponse | None = None,
+        scope: str = "primary",
+    ) -> None:
+        """Settle a model call of which nobody knows whether it was answered; then run the turn again.
+
+        Args:
+            resolution: `happened` (with the answer that the provider is known to have given), or `did_not_happen` (it is made
+                again).
+            who: who decided.
+            why: the evidence.
+            response: the answer, for `happened`.
+
+        Raises:
+            TurnCheckpointConflict: no model call is in doubt.
+            InvalidInput: a part of the evidence is missing, or the answer cannot be kept.
+        """
+        settled = Resolution(resolution)
+        if (settled is Resolution.HAPPENED) != (response is not None):
+            raise InvalidInput("response", "is needed with `happened`, and only there")
+        if not why.strip():
+            raise InvalidInput("why", "must tell the evidence")
+        turn = self._handle(turn_id, scope)
+        state = await turn.read()
+        invocation = "" if state.model is None else state.model.invocation_id
+        commands: list[c.Command] = [
+            c.ResolveModel(invocation, settled, values.identifier(who, "who"), values.text(why, "why"))
+        ]
+        if response is not None:
+            commands.append(reservation(state.current_round + 1, response))
+        await turn.ask(*commands)
+
+    async def decide_permission(
+        self,
+        turn_id: str,
+        round_index: int,
+        slot_index: int,
+        approved: bool,
+        *,
+        who: str,
+        why: str | None = None,
+        valid_seconds: float | None = None,
+        scope: str = "primary",
+    ) -> None:
+        """Say whether a parked tool call may run; then run the turn again.
+
+        The decision belongs to this one call with these exact arguments; no other call can use it. Of two decisions the first
+        one counts.
+
+        Args:
+            who: who decides.
+            why: the reason; where it is denied, the model is told.
+            valid_seconds: how long an approval holds, until the call begins; for ever where it is None.
+
+        Raises:
+            TurnCheckpointConflict: somebody else has decided already, or nobody asks.
+            TurnCheckpointError: there is no such call.
+        """
+        command = c.ResolvePermission(
+            round_index,
+            slot_index,
+            approved,
+            values.identifier(who, "who"),
+            None if why is None else values.text(why, "why"),
+            None,
+            0 if valid_seconds is None else milliseconds(valid_seconds),
+        )
+        await self._handle(turn_id, scope).ask(command)
 
     async def resolve_delivery(
         self,

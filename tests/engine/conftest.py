@@ -16,7 +16,7 @@ from turnkeeper.log.store import Store
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:  # pyright: ignore[reportUnusedFunction]  # used by its name
     """Pauses between attempts are politeness to a server, not behaviour that is looked at here."""
-    monkeypatch.setattr("turnkeeper.engine.loop._MODEL_PAUSE", 0.001)
+    monkeypatch.setattr("turnkeeper.engine.model_calls._PAUSE", 0.001)
     monkeypatch.setattr("turnkeeper.engine.loop._POLL", 0.005)
     monkeypatch.setattr("turnkeeper.engine.rounds._PAUSE", 0.001)
     monkeypatch.setattr("turnkeeper.engine.delivery._PAUSE", 0.001)

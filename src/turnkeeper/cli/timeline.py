@@ -62,8 +62,13 @@ def _detail(record: r.AnyRecord) -> tuple[str, str]:
             return _lease(record), "cyan"
         case r.ModelFailed():
             return record.message, "yellow"
+        case r.ModelResolved():
+            return f"{record.resolution.value}, says {record.who}: {record.why}", "magenta"
         case r.AssistantReserved():
             return ", ".join(call.tool_name for call in record.calls) or "final answer", "cyan"
+        case r.PermissionResolved():
+            reason = f": {record.reason}" if record.reason else ""
+            return f"{'approved' if record.approved else 'denied'}, says {record.who}{reason}", "magenta"
         case r.ToolClaimed() | r.ToolBegun():
             safe = ", may run again" if record.replay_safe else ""
             return f"fence {record.fence}, {_lease(record)}{safe}", "blue"

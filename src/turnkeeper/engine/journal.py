@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import anyio
@@ -52,6 +52,8 @@ class Journal:
         self.turn = turn
         self.owner = owner
         self.lease_ms = milliseconds(lease_seconds)
+        self.after_write: Callable[[], Awaitable[None]] | None = None
+        """What follows each write, before anything that the write was for: the host's durability port."""
         self._deferred: list[c.Command] = []
         self._lock = anyio.Lock(fast_acquire=True)
 
@@ -96,6 +98,8 @@ class Journal:
                 self._tell_refused(deferred, answers)
                 # A refused command stops the sequence; results of other effects behind it are still to be written.
                 self._deferred += [one for one in deferred[len(answers) :] if isinstance(one, c.CompleteTool)]
+                if self.after_write is not None:
+                    await self.after_write()
         return own + [None] * (len(commands) - len(own))
 
     def _tell_refused(self, deferred: Sequence[c.Command], answers: Sequence[SlotAnswer | None]) -> None:
@@ -156,6 +160,8 @@ class Journal:
             self._deferred = deferred + self._deferred
             raise
         if last is not None and last.action is ToolCallAction.COMPLETED:
+            if self.after_write is not None:
+                await self.after_write()
             return result
         self._deferred = deferred + self._deferred
         return last

@@ -13,11 +13,15 @@ from typing import Any, Final, Literal
 import anyio
 
 from turnkeeper.engine import stored
+from turnkeeper.engine.contract_ports import EngineDurabilityPort
 from turnkeeper.engine.delivery import DeliveryStopped, deliver, key_of
+from turnkeeper.engine.emission import Emitter
+from turnkeeper.engine.identity import RunIdentity
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
-from turnkeeper.engine.outcomes import OutcomeUnknown, awaited
-from turnkeeper.engine.ports import Agent, ModelRequest, ReplyPort
+from turnkeeper.engine.model_calls import Decided, ModelCallFailed, ModelCalls
+from turnkeeper.engine.permissions import Parked, PermissionFailed
+from turnkeeper.engine.ports import Agent, ReplyPort
 from turnkeeper.engine.rounds import Moved, Stopped, ToolRound
 from turnkeeper.engine.transcript import assistant_messages, check_pairs, tool_exchange
 from turnkeeper.engine.wire import (
@@ -32,22 +36,20 @@ from turnkeeper.engine.wire import (
 from turnkeeper.errors import InvalidInput, TurnCheckpointBusy, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
+from turnkeeper.log.store import NotifyingStore
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle
-from turnkeeper.turn.identity import ToolCall, input_fingerprint, kept_labels, tool_calls
+from turnkeeper.turn.identity import input_fingerprint, kept_labels
 from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Transcript, TurnState, final_model
 
 log = logging.getLogger(__name__)
 
-Status = Literal["success", "failed", "reconciliation_required"]
+Status = Literal["success", "failed", "reconciliation_required", "parked"]
 
-_MODEL_PAUSE: Final = 0.5
-"""Seconds before the second attempt at a model call; doubled for each further one, up to `_LONGEST_PAUSE`."""
-_LONGEST_PAUSE: Final = 30.0
 _POLL: Final = 0.5
-"""Most seconds between two looks at a turn that another worker is at."""
+"""Most seconds between two looks at a turn that another worker is at, where the store does not tell of changes."""
 _STUCK: Final = 5
 """Looks at an unchanged log without getting on, before that is called a fault."""
 
@@ -59,10 +61,10 @@ class TurnResult:
     Attributes:
         turn_id: the turn.
         status: `success`; `failed` (run it again to go on); `reconciliation_required`: an effect's outcome is unknown and has
-            to be settled first.
+            to be settled first; `parked`: somebody has to permit a tool call.
         output: the final text, or None where the turn has none.
         error_kind, message: why it did not succeed.
-        open_slots: (round, slot) of the tool calls that have to be settled.
+        open_slots: (round, slot) of the tool calls that have to be settled or permitted.
         sent_message_id: the channel's id of the reply.
         rounds: model decisions in the turn.
         model_calls: model calls that were started for it, over all runs.
@@ -82,9 +84,10 @@ class TurnResult:
 class _Failed(Exception):
     """The turn cannot go on in this run."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, *, unknown: bool = False) -> None:
         super().__init__(message)
         self.kind = kind
+        self.unknown = unknown
 
 
 def new_owner() -> str:
@@ -95,18 +98,25 @@ def new_owner() -> str:
 class TurnRun:
     """One run of a turn in this process, from wherever its log stands."""
 
-    def __init__(self, turn: TurnHandle, agent: Agent, reply: ReplyPort | None) -> None:
+    def __init__(
+        self,
+        turn: TurnHandle,
+        agent: Agent,
+        reply: ReplyPort | None,
+        durability: EngineDurabilityPort | None = None,
+    ) -> None:
         self._turn = turn
         self._agent = agent
         self._reply = reply
         self._journal = Journal(turn, new_owner(), agent.lease_seconds)
         self._leases = LeaseKeeper(agent.lease_seconds)
         self._known: tuple[Transcript | None, list[Message]] = (None, [])
-        self._response: tuple[int, ModelInvocationResponse, tuple[ToolCall, ...]] | None = None
-        self._invoked: str | None = None
+        self._models = ModelCalls(self._journal, self._leases, agent)
+        self._response: Decided | None = None
+        self._emitter = None if durability is None else Emitter(turn, durability)
 
-    async def run(self, start: c.Start, *, wait: bool) -> TurnResult:
-        """Go on until the turn is closed, fails, or needs somebody.
+    async def run(self, start: c.Start | None, *, wait: bool) -> TurnResult:
+        """Go on until the turn is closed, fails, or needs somebody. Without `start`, the turn has to be there.
 
         Raises:
             TurnCheckpointConflict: the turn was started with another input.
@@ -148,7 +158,7 @@ class TurnRun:
         except Exception as e:
             log.error("turn %s: a finished effect's result could not be written: %s", self._turn.trace_id, e)
 
-    async def _run(self, start: c.Start, *, wait: bool) -> TurnResult:
+    async def _run(self, start: c.Start | None, *, wait: bool) -> TurnResult:
         await self._start(start)
         stuck, revision = 0, -1
         while not self._journal.state.completed:
@@ -157,11 +167,18 @@ class TurnRun:
             except Stopped:
                 why = "a tool call may have happened; settle it, then run the turn again"
                 return await self._stop("reconciliation_required", "effect_outcome_unknown", why)
+            except Parked as e:
+                why = "a tool call waits for somebody's permission; decide, then run the turn again"
+                slots = tuple((self._journal.state.current_round, index) for index in e.slots)
+                return self._result("parked", error_kind="approval_needed", message=why, open_slots=slots)
+            except PermissionFailed as e:
+                await self._journal.salvage()
+                return await self._stop("failed", "permission_error", str(e))
             except DeliveryStopped as e:
                 return await self._stop("reconciliation_required" if e.unknown else "failed", e.kind, str(e))
             except _Failed as e:
                 await self._journal.salvage()
-                return await self._stop("failed", e.kind, str(e))
+                return await self._stop("reconciliation_required" if e.unknown else "failed", e.kind, str(e))
             except TurnCheckpointBusy as e:
                 await self._journal.salvage()
                 if not wait:
@@ -180,14 +197,23 @@ class TurnRun:
                     ) from e
         return self._result("success")
 
-    async def _start(self, start: c.Start) -> None:
+    async def _start(self, start: c.Start | None) -> None:
         """Start the turn, with its first model call in the same append, or find where it stands."""
+        if self._emitter is not None:
+            await self._emitter.begin()
+            self._journal.after_write = self._emitter.catch_up
+        if start is None:
+            if (await self._turn.read()).phase is None:
+                raise TurnCheckpointError(f"turn {self._turn.trace_id!r} was never started, or its log was erased")
+            return
         first = self._journal.start_model(0)
 
         def decide(state: TurnState, now: int) -> Decision[Any, Any]:
             return decide_all(state, [start] if state.phase is not None else [start, first], now)
 
         await self._turn.put(decide)
+        if self._emitter is not None:
+            await self._emitter.catch_up()
         if self._turn.state.phase is not TurnPhase.STARTED:
             # What is known may come from this process's cache; others may have gone on.
             await self._turn.read()
@@ -196,7 +222,11 @@ class TurnRun:
         now = self._turn.log.now()
         left = _POLL if busy.until is None else max((busy.until - now) / 1000, 0.01)
         log.info("turn %s is owned by %s, waiting", self._turn.trace_id, busy.owner)
-        await anyio.sleep(min(left, _POLL))
+        store = self._turn.log.store
+        if isinstance(store, NotifyingStore):
+            await store.changed(self._turn.key, since=self._turn.log.position, timeout=left)
+        else:
+            await anyio.sleep(min(left, _POLL))
         await self._turn.read()
 
     # --- one step --------------------------------------------------------------------------------------------
@@ -227,74 +257,15 @@ class TurnRun:
         if round_index >= self._agent.max_rounds:
             raise _Failed("max_iterations", f"the model decided {round_index} times and did not come to an end")
         messages = self._messages(state)
-        pause = _MODEL_PAUSE
-        for attempt in range(1, self._agent.max_model_attempts + 1):
-            call = self._journal.state.model
-            if call is None or call.owner != self._journal.owner or call.invocation_id == self._invoked or call.failed:
-                await self._journal.ask(self._journal.start_model(round_index))
-            error = await self._invoke(round_index, messages)
-            if error is None:
-                break
-            if isinstance(error, OutcomeUnknown):
-                raise _Failed("model_outcome_unknown", str(error))
-            if attempt == self._agent.max_model_attempts:
-                raise _Failed("model_error", f"{type(error).__name__}: {error}")
-            log.warning("the model call of turn %s failed, will try again: %r", self._turn.trace_id, error)
-            await anyio.sleep(min(pause, _LONGEST_PAUSE))
-            pause *= 2
-        assert self._response is not None
-        response = self._response[1]
+        try:
+            self._response = await self._models.decide(round_index, messages)
+        except ModelCallFailed as e:
+            raise _Failed(e.kind, str(e), unknown=e.unknown) from e
+        response = self._response.response
         if response.tool_requests:
             await self._tools()
         else:
             await self._finish(response)
-
-    async def _invoke(self, round_index: int, messages: list[Message]) -> Exception | None:
-        """Make one model call; its decision is deferred, to be written with what it leads to."""
-        state = self._journal.state
-        call = state.model
-        assert call is not None
-        self._invoked = call.invocation_id
-        request = ModelRequest(
-            turn_id=self._turn.trace_id,
-            round_index=round_index,
-            attempt=state.attempts - 1,
-            invocation_id=call.invocation_id,
-            messages=messages,
-            tools=self._agent.tools,
-        )
-
-        async def renew() -> bool:
-            command = c.RenewModel(call.invocation_id, self._journal.owner, self._journal.lease_ms)
-            try:
-                await self._turn.ask(command)
-            except TurnCheckpointError:
-                return False
-            return True
-
-        answer: ModelInvocationResponse | Exception | None = None
-        with anyio.CancelScope() as scope:
-            what = f"turn {self._turn.trace_id!r} model call of round {round_index}"
-            with self._leases.holding(what, renew, scope.cancel):
-                try:
-                    answer = await awaited(self._agent.model.invoke(request))
-                    self._response = (round_index, answer, self._reserve(round_index, answer))
-                except Exception as e:
-                    answer = e
-        if answer is None:
-            raise Moved  # the lease was lost: another worker asks the model now
-        if isinstance(answer, Exception):
-            failure = c.FailModel(call.invocation_id, self._journal.owner, f"{type(answer).__name__}: {answer}")
-            await self._journal.ask(failure)
-            return answer
-        return None
-
-    def _reserve(self, round_index: int, response: ModelInvocationResponse) -> tuple[ToolCall, ...]:
-        """Write the decision with what it leads to; its tool calls, as the log keeps them."""
-        builtins = to_builtins(response)
-        calls = tool_calls(builtins)
-        self._journal.defer(c.ReserveAssistant(round_index, values.freeze(builtins, "response"), calls))
-        return calls
 
     def _decided(self, state: TurnState) -> ModelInvocationResponse:
         """The canonical decision of the current round."""
@@ -393,6 +364,9 @@ async def run_turn(
     labels: dict[str, str] | None = None,
     proof_deadline_ms: int = 0,
     wait: bool = True,
+    session_id: str | None = None,
+    inputs: Any = None,
+    durability: EngineDurabilityPort | None = None,
 ) -> TurnResult:
     """Run a turn to its end, or go on with it from where its log stands, or give its recorded result.
 
@@ -403,9 +377,13 @@ async def run_turn(
         labels: readable labels, for listing.
         proof_deadline_ms: until when, on the store's clock, the transport may redeliver; 0 for no bound (T1.7).
         wait: where another worker is at the turn, wait for it; else raise.
+        session_id: the session that checkpoints and events name; the turn id if None.
+        inputs: the turn's inputs, as checkpoints carry them.
+        durability: the host's own keeper of events and checkpoints, which gets them behind each write of the log.
 
     Raises:
         InvalidInput: a message has no known form, or a call without its result.
+        DurabilityFailed: the host's port did not take what is durable in the log.
         TurnCheckpointConflict: the turn id was used for another input.
         TurnCheckpointBusy: another worker is at it, and `wait` is not set.
         StoreError: the store failed; nothing is lost, run the turn again.
@@ -428,5 +406,27 @@ async def run_turn(
         input_fingerprint([chat_form(message) for message in canonical], runtime),
         proof_deadline_ms,
         kept_labels(labels),
+        RunIdentity(
+            session_id=None if session_id is None else values.identifier(session_id, "session_id"),
+            inputs=inputs,
+            max_iterations=agent.max_rounds,
+            max_model_attempts=agent.max_model_attempts,
+        ).frame(),
     )
-    return await TurnRun(turn, agent, reply).run(start, wait=wait)
+    return await TurnRun(turn, agent, reply, durability).run(start, wait=wait)
+
+
+async def resume_turn(
+    turn: TurnHandle,
+    agent: Agent,
+    *,
+    reply: ReplyPort | None = None,
+    wait: bool = True,
+    durability: EngineDurabilityPort | None = None,
+) -> TurnResult:
+    """Go on with a turn from where its log stands, without its input. See `run_turn`.
+
+    Raises:
+        TurnCheckpointError: there is no such turn.
+    """
+    return await TurnRun(turn, agent, reply, durability).run(None, wait=wait)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from turnkeeper.engine.contract_ports import EnginePermissionPort
 from turnkeeper.engine.outcomes import LookedUp
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.wire import Message, ModelInvocationResponse
@@ -92,6 +93,10 @@ class Agent:
         parallel_tools: run the tools of a round at the same time. Results commit in request order either way.
         on_ambiguous: what to do where no policy can tell whether a tool's effect happened: stop the turn until somebody
             settles it, or tell the model that the outcome is unknown and go on. It is not repeated either way.
+        permission: asked before each tool call; None allows all of them. `HumanApproval` parks the turn until somebody decides.
+        unknown_model: what to do about a model call that may have been answered: `reinvoke` makes it again with the next run (it
+            may be billed twice, its effects happen once), `reconcile` stops until that is settled.
+        reconcile_model: looks up what became of such a call; `Happened(response)` brings its answer.
         lease_seconds: how long this worker may be silent before another may take its work over; renewed at a third of it.
     """
 
@@ -102,6 +107,9 @@ class Agent:
     max_model_attempts: int = 3
     parallel_tools: bool = True
     on_ambiguous: Literal["stop", "report"] = "stop"
+    permission: EnginePermissionPort | None = None
+    unknown_model: Literal["reinvoke", "reconcile"] = "reinvoke"
+    reconcile_model: Callable[[ModelRequest], Awaitable[LookedUp]] | None = None
     lease_seconds: float = 30.0
     by_name: dict[str, Tool] = field(init=False, repr=False)
 
@@ -111,6 +119,8 @@ class Agent:
                 raise InvalidInput(name, f"must be at least 1, not {number}")
         if not self.lease_seconds > 0:
             raise InvalidInput("lease_seconds", f"must be more than 0, not {self.lease_seconds}")
+        if self.unknown_model not in ("reinvoke", "reconcile"):
+            raise InvalidInput("unknown_model", f"must be 'reinvoke' or 'reconcile', not {self.unknown_model!r}")
         if self.on_ambiguous not in ("stop", "report"):
             raise InvalidInput("on_ambiguous", f"must be 'stop' or 'report', not {self.on_ambiguous!r}")
         object.__setattr__(self, "by_name", {tool.name: tool for tool in self.tools})

@@ -9,11 +9,13 @@ from typing import Any, Final
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+from msgspec.structs import replace
 
 from turnkeeper.engine.arguments import InvalidArguments, parse_arguments
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, awaited, classify
+from turnkeeper.engine.permissions import Parked, PermissionDesk
 from turnkeeper.engine.ports import Agent
 from turnkeeper.engine.stored import UNKNOWN_TEXT, kept_result, stored_result
 from turnkeeper.engine.tools import Policy, Tool, ToolContext
@@ -35,6 +37,7 @@ _MOST_OWNERS: Final = 10
 """Runs of a call that its look-up says did not happen, before the model is told of the failure."""
 _PLACEHOLDER: Final = values.freeze(None)
 """Stands for the result of a transactional tool while its append is decided; also compared with a result that is there."""
+_DENIED: Final = "Permission denied"
 _PAUSE: Final = 0.2
 """Seconds before the second run; doubled for each further one."""
 
@@ -96,6 +99,8 @@ class ToolRound:
         self._slots = slots
         self._results: list[ModelToolResult | None] = [None] * len(self._calls)
         self._running = 0
+        self._requests = response.tool_requests
+        self._desk = None if agent.permission is None else PermissionDesk(journal, agent.permission, round_index)
         cut = (response.metadata or {}).get("finishReason") == "length"
         for call, request in zip(self._calls, response.tool_requests, strict=True):
             self._prepare(call, request.arguments, cut=cut)
@@ -122,17 +127,45 @@ class ToolRound:
 
         Raises:
             Stopped: an outcome is unknown and no policy settles it.
+            Parked: calls wait for somebody's permission; all others are done.
+            PermissionFailed: the permission port failed.
             Moved: another worker has changed the log.
             TurnCheckpointBusy: another worker is at one of the slots.
         """
         await self._take_over()
         waiting = [call for call, result in zip(self._calls, self._results, strict=True) if result is None]
+        parked: list[int] = []
         if self._agent.parallel_tools and len(waiting) > 1:
-            await self._run_together(waiting)
+            permitted = [call for call in waiting if await self._permitted(call)]
+            parked += [call.slot_index for call in waiting if call not in permitted]
+            if permitted:
+                await self._run_together(permitted)
         else:
             for call in waiting:
-                await self._run_one(call)
+                if await self._permitted(call):
+                    await self._run_one(call)
+                else:
+                    parked.append(call.slot_index)
+        if parked:
+            await self._journal.flush()
+            raise Parked(parked)
         return [result for result in self._results if result is not None]
+
+    async def _permitted(self, call: _Call) -> bool:
+        """Whether a call may be gone on with: to run, or, where it was denied, to be refused. False: nobody has decided."""
+        if self._desk is None or call.refusal is not None or self._slots[call.slot_index] is not None:
+            return True
+        request = replace(self._requests[call.slot_index], id=call.request_id)
+        decision = await self._desk.ask(call.slot_index, request)
+        if decision is None:
+            return False
+        if not decision.approved:
+            kind: Any = (decision.metadata or {}).get("errorKind")
+            denied = call.failed(
+                kind if isinstance(kind, str) and kind else "permission_denied", decision.reason or _DENIED
+            )
+            call.refusal = replace(denied, metadata=decision.metadata)
+        return True
 
     # --- what is there already -------------------------------------------------------------------------------
 
@@ -221,6 +254,7 @@ class ToolRound:
             self._journal.lease_ms,
             self._journal.lease_ms,
             repeat,
+            self._desk is not None and call.refusal is None,
         )
 
     def _own_commands(self, call: _Call) -> list[c.Command]:

@@ -46,11 +46,21 @@ class RenewModel(Command, frozen=True):
 
 
 class FailModel(Command, frozen=True):
-    """The model call surely brought no decision."""
+    """The model call surely brought no decision. With `unknown` nobody knows; behind its lease, anybody may say so."""
 
     invocation_id: str
     owner: str
     message: str
+    unknown: bool = False
+
+
+class ResolveModel(Command, frozen=True):
+    """Settle a model call of unknown outcome; where it was answered, the decision follows."""
+
+    invocation_id: str
+    resolution: Resolution
+    who: str
+    why: str
 
 
 class ReserveAssistant(Command, frozen=True):
@@ -68,6 +78,20 @@ class SlotCommand(Command, frozen=True):
     slot_index: int
 
 
+class RequestPermission(SlotCommand, frozen=True):
+    """Ask whether a call may run."""
+
+
+class ResolvePermission(SlotCommand, frozen=True):
+    """Say whether a call may run; an approval holds for `valid_ms`, or for ever where that is 0."""
+
+    approved: bool
+    who: str
+    reason: str | None = None
+    metadata: bytes | None = None
+    valid_ms: int = 0
+
+
 class ClaimTool(SlotCommand, frozen=True):
     """Become the owner of a slot; with `execution_lease_ms`, cross the effect barrier in the same append."""
 
@@ -79,6 +103,8 @@ class ClaimTool(SlotCommand, frozen=True):
     execution_lease_ms: int | None = None
     repeat_ambiguous: bool = False
     """The caller accepts that a call equal to an ambiguous one of an earlier round is made."""
+    needs_permission: bool = False
+    """The slot is taken for the first time only while an approval holds."""
 
 
 class BeginTool(SlotCommand, frozen=True):

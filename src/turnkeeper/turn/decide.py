@@ -12,9 +12,10 @@ from turnkeeper.log.record import Guard
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import invocation_id, trace_hash
-from turnkeeper.turn.names import ToolCallAction, ToolCallState, TurnPhase
+from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState, TurnPhase
+from turnkeeper.turn.permissions import decide_permission
 from turnkeeper.turn.slots import SlotAnswer, decide_slot
-from turnkeeper.turn.state import Round, TurnState, evolve, final_model, find_round, references
+from turnkeeper.turn.state import ModelCall, Round, TurnState, evolve, final_model, find_round, references
 
 TurnDecision = Decision[r.AnyRecord, SlotAnswer | None]
 """Commands on slots are answered with what became of the slot, all others with None: the state tells."""
@@ -45,6 +46,8 @@ def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
         TurnCheckpointConflict: it holds different canonical input.
         TurnCheckpointBusy: another live owner is at it.
     """
+    if isinstance(command, c.RequestPermission | c.ResolvePermission):
+        return decide_permission(state, command, now)  # pyright: ignore[reportReturnType]  # as below
     if isinstance(command, c.SlotCommand):
         return decide_slot(state, command, now)  # pyright: ignore[reportReturnType]  # Decision is invariant in its answer
     if isinstance(command, c.Start):
@@ -62,7 +65,7 @@ def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
             return _mark_completed(state, command)
         case c.StopRun():
             return _stop_run(state, command)
-        case c.StartModel() | c.RenewModel() | c.FailModel():
+        case c.StartModel() | c.RenewModel() | c.FailModel() | c.ResolveModel():
             return _decide_model(state, command, now)
         case _:
             return _decide_delivery(state, command, now)
@@ -215,28 +218,56 @@ def _stop_run(state: TurnState, command: c.StopRun) -> TurnDecision:
 # --- model calls ---------------------------------------------------------------------------------------------
 
 
-def _decide_model(state: TurnState, command: c.StartModel | c.RenewModel | c.FailModel, now: int) -> TurnDecision:
+def _decide_model(
+    state: TurnState, command: c.StartModel | c.RenewModel | c.FailModel | c.ResolveModel, now: int
+) -> TurnDecision:
     call = state.model
     if isinstance(command, c.StartModel):
         return _start_model(state, command, now)
+    if isinstance(command, c.ResolveModel):
+        return _resolve_model(state, command)
+    if isinstance(command, c.FailModel) and command.unknown and call is not None and call.owner != command.owner:
+        return _doubt_model(state, command, call, now)
     if call is None or call.invocation_id != command.invocation_id or call.owner != command.owner:
         raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", call and call.owner)
     if state.phase not in (_Phase.STARTED, _Phase.ROUND_COMMITTED):
         raise _not_now(state, f"model call {command.invocation_id} is over")
     if isinstance(command, c.FailModel):
-        if call.failed:
+        if call.failed or call.unknown:
             return _NOTHING
-        return Decision(None, (r.ModelFailed(command.invocation_id, command.message),))
+        return Decision(None, (r.ModelFailed(command.invocation_id, command.message, command.unknown),))
     if now >= call.lease_end:
         raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", None)
     guard = Guard(not_after=call.lease_end - 1)
     return Decision(None, (r.ModelRenewed(command.invocation_id, command.lease_ms),), guard)
 
 
+def _doubt_model(state: TurnState, command: c.FailModel, call: ModelCall, now: int) -> TurnDecision:
+    """The call's owner is gone: nobody knows what became of it."""
+    if call.invocation_id != command.invocation_id or call.failed or call.unknown:
+        return _NOTHING
+    if now < call.lease_end:
+        raise TurnCheckpointBusy(f"{_where(state)} model call {call.invocation_id}", call.owner, call.lease_end)
+    record = r.ModelFailed(command.invocation_id, command.message, unknown=True)
+    return Decision(None, (record,), Guard(not_before=call.lease_end))
+
+
+def _resolve_model(state: TurnState, command: c.ResolveModel) -> TurnDecision:
+    call = state.model
+    where = f"{_where(state)} model call {command.invocation_id}"
+    if call is None or call.invocation_id != command.invocation_id or not call.unknown:
+        raise TurnCheckpointConflict(f"{where} is not in doubt: there is nothing to resolve")
+    if command.resolution is Resolution.UNKNOWN:
+        raise TurnCheckpointError(f"{where}: a model call was answered or not; the turn cannot go on without knowing")
+    return Decision(None, (r.ModelResolved(command.invocation_id, command.resolution, command.who, command.why),))
+
+
 def _start_model(state: TurnState, command: c.StartModel, now: int) -> TurnDecision:
     _next_round(state, command.round_index, "a model call")
     call = state.model
     guard = None
+    if call is not None and call.unknown:
+        raise _not_now(state, f"the model call {call.invocation_id} may have been answered: resolve that first")
     if call is not None and not call.failed and call.owner != command.owner:
         if now < call.lease_end:
             raise TurnCheckpointBusy(f"{_where(state)} model call {call.invocation_id}", call.owner, call.lease_end)

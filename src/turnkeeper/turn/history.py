@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
 from turnkeeper.errors import TurnSchemaConflict
 from turnkeeper.log import frames
-from turnkeeper.log.record import Position
+from turnkeeper.log.record import NOWHERE, Record
 from turnkeeper.log.store import Store
 from turnkeeper.turn.records import AnyRecord
-from turnkeeper.turn.state import TurnRules, TurnState
+from turnkeeper.turn.state import TurnRules, TurnState, fold
 
 
 class Entry(NamedTuple):
@@ -39,20 +40,27 @@ async def read_history(store: Store, key: str, *, at: int | None = None) -> Turn
         TurnSchemaConflict: a record has a form that this version does not know.
     """
     tail = await store.read(key)
-    if tail.position == Position(b"", 0):
+    if tail.position == NOWHERE:
         return None
-    rules = TurnRules(0)
-    decoder = rules.decoder()
-    state = rules.initial()
+    shown = tail.records if at is None else [record for record in tail.records if record.seq <= at]
+    entries = decode_entries(key, shown)
+    state = fold(TurnState(), ((entry.record, entry.at) for entry in entries))
+    return TurnHistory(entries, state, tail.position.seq)
+
+
+def decode_entries(key: str, records: Iterable[Record]) -> list[Entry]:
+    """A turn log's records as what they say.
+
+    Raises:
+        TurnSchemaConflict: one of them has a form that this version does not know.
+    """
+    decoder = TurnRules(0).decoder()
     entries: list[Entry] = []
-    for record in tail.records:
-        if at is not None and record.seq > at:
-            break
+    for record in records:
         where = f"{key} record {record.seq}"
         try:
             decoded = decoder.decode(frames.decode(record.body, where=where))[1]
         except (msgspec.ValidationError, msgspec.DecodeError) as e:
             raise TurnSchemaConflict(where, str(e)) from e
-        state = rules.evolve(state, decoded, record.at)
         entries.append(Entry(record.seq, record.at, len(record.body), decoded))
-    return TurnHistory(entries, state, tail.position.seq)
+    return entries

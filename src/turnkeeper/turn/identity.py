@@ -51,6 +51,11 @@ def operation_id(trace: str, scope: str, round_index: int, slot_index: int) -> s
     return "op_" + _digest("op", _VERSION, trace, scope, round_index, slot_index)
 
 
+def derived_id(kind: str, trace_id: str, scope: str, *place: int) -> str:
+    """An id of that kind for a place in a turn: the same whenever and wherever it is asked for, and no other turn's."""
+    return f"{kind}_" + _digest(kind, _VERSION, trace_hash(trace_id), scope, *place)
+
+
 def invocation_id(trace: str, scope: str, round_index: int, attempt: int) -> str:
     """The idempotency key of one attempt at a round's model call."""
     return "inv_" + _digest("invocation", _VERSION, trace, scope, round_index, attempt)

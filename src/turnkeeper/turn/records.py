@@ -50,10 +50,20 @@ class ModelRenewed(TurnRecord, frozen=True, tag="model_renewed"):
 
 
 class ModelFailed(TurnRecord, frozen=True, tag="model_failed"):
-    """The model call surely brought no decision."""
+    """The model call surely brought no decision; with `unknown`, nobody knows whether it did."""
 
     invocation_id: str
     message: str
+    unknown: bool = False
+
+
+class ModelResolved(TurnRecord, frozen=True, tag="model_resolved"):
+    """What became of a model call of unknown outcome: by whom, why, and how. An answer follows as a decision."""
+
+    invocation_id: str
+    resolution: Resolution
+    who: str
+    why: str
 
 
 class AssistantReserved(TurnRecord, frozen=True, tag="assistant_reserved"):
@@ -62,6 +72,25 @@ class AssistantReserved(TurnRecord, frozen=True, tag="assistant_reserved"):
     round_index: int
     response: bytes
     calls: tuple[ToolCall, ...]
+
+
+class PermissionRequested(TurnRecord, frozen=True, tag="permission_requested"):
+    """Somebody has to say whether a call may run."""
+
+    round_index: int
+    slot_index: int
+
+
+class PermissionResolved(TurnRecord, frozen=True, tag="permission_resolved"):
+    """Whether a call may run: who says so, why, and for how long an approval holds (0: for ever)."""
+
+    round_index: int
+    slot_index: int
+    approved: bool
+    who: str
+    reason: str | None = None
+    metadata: bytes | None = None
+    valid_ms: int = 0
 
 
 class ToolClaimed(TurnRecord, frozen=True, tag="tool_claimed"):
@@ -225,7 +254,10 @@ AnyRecord = (
     | ModelStarted
     | ModelRenewed
     | ModelFailed
+    | ModelResolved
     | AssistantReserved
+    | PermissionRequested
+    | PermissionResolved
     | ToolClaimed
     | ToolBegun
     | ToolRenewed

@@ -14,7 +14,8 @@ from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import operation_id, trace_hash
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState, TurnPhase
-from turnkeeper.turn.state import Slot, TurnState, find_round, find_slot
+from turnkeeper.turn.permissions import is_allowed
+from turnkeeper.turn.state import Slot, TurnState, find_round, find_slot, permission_of
 
 
 class SlotAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -93,7 +94,13 @@ def _claim(state: TurnState, command: c.ClaimTool, slot: Slot | None, now: int) 
         blocking = None if command.repeat_ambiguous else _same_call_in_doubt(state, command)
         if blocking is not None:
             return Decision(SlotAnswer(_Action.AMBIGUOUS, blocked_by=blocking))
-        return _own(state, command, None, now, _Action.ACQUIRED, fence=1, replay_safe=command.replay_safe)
+        guard = None
+        if command.needs_permission:
+            permission = permission_of(round_, command.slot_index)
+            if permission is None or not is_allowed(permission, now):
+                return _refuse(_Action.INVALID_STATE)
+            guard = Guard(not_after=permission.valid_until - 1) if permission.valid_until else None
+        return _own(state, command, None, now, _Action.ACQUIRED, 1, command.replay_safe, guard)
     return _claim_again(state, command, slot, now)
 
 

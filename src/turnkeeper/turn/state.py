@@ -41,6 +41,18 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
         return self.state is ToolCallState.AMBIGUOUS and self.resolution is None
 
 
+class Permission(msgspec.Struct, frozen=True, gc=False):
+    """Whether a call may run."""
+
+    approved: bool | None = None
+    """None: asked for, and nobody has decided."""
+    who: str = ""
+    reason: str | None = None
+    metadata: bytes | None = None
+    valid_until: int = 0
+    """When an approval ends on the store's clock, in milliseconds; 0: never."""
+
+
 class Round(msgspec.Struct, frozen=True):
     """One model decision and its slots."""
 
@@ -49,6 +61,8 @@ class Round(msgspec.Struct, frozen=True):
     calls: tuple[ToolCall, ...]
     slots: tuple[Slot | None, ...]
     previous: Round | None
+    permissions: tuple[Permission | None, ...] = ()
+    """For each slot, or empty where none was asked for."""
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -69,6 +83,10 @@ class ModelCall(msgspec.Struct, frozen=True, gc=False):
     owner: str
     lease_end: int
     failed: bool = False
+    unknown: bool = False
+    """Nobody knows whether it was answered, so it is not made again before somebody has settled that."""
+    attempt: int = 0
+    message: str = ""
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -147,8 +165,13 @@ class TurnState(msgspec.Struct, frozen=True, gc=False):
             return "ambiguous_tool"
         if self.disputed_message_ids:
             return "double_send"
+        if self.model is not None and self.model.unknown:
+            return "unknown_model"
         if self.delivery is not None and self.delivery.unknown:
             return "unknown_delivery"
+        if self.round is not None and self.phase is TurnPhase.ASSISTANT_RESERVED:
+            asked = any(one is not None and one.approved is None for one in self.round.permissions)
+            return "approval" if asked else None
         return None
 
 
@@ -164,6 +187,11 @@ def find_slot(state: TurnState, round_index: int, slot_index: int) -> Slot | Non
     """The slot, if it was ever claimed."""
     found = find_round(state, round_index)
     return found.slots[slot_index] if found is not None and 0 <= slot_index < len(found.slots) else None
+
+
+def permission_of(round_: Round, slot_index: int) -> Permission | None:
+    """The permission of a call, if it was asked for."""
+    return round_.permissions[slot_index] if round_.permissions else None
 
 
 def references(round_: Round | None, *, results: bool = True) -> References:
@@ -309,6 +337,24 @@ def _reserved(state: TurnState, record: r.AssistantReserved, at: int) -> TurnSta
     )
 
 
+def _permission(state: TurnState, slot_index: int, permission: Permission) -> TurnState:
+    round_ = state.round
+    assert round_ is not None
+    all_of_them = list(round_.permissions or (None,) * len(round_.calls))
+    all_of_them[slot_index] = permission
+    return replace(state, revision=state.revision + 1, round=replace(round_, permissions=tuple(all_of_them)))
+
+
+def _permission_requested(state: TurnState, record: r.PermissionRequested, at: int) -> TurnState:
+    return _permission(state, record.slot_index, Permission())
+
+
+def _permission_resolved(state: TurnState, record: r.PermissionResolved, at: int) -> TurnState:
+    until = at + record.valid_ms if record.valid_ms else 0
+    permission = Permission(record.approved, record.who, record.reason, record.metadata, until)
+    return _permission(state, record.slot_index, permission)
+
+
 def _committed(state: TurnState, record: r.RoundCommitted, at: int) -> TurnState:
     return replace(
         state,
@@ -331,7 +377,9 @@ def _model_started(state: TurnState, record: r.ModelStarted, at: int) -> TurnSta
     return replace(
         state,
         revision=state.revision + 1,
-        model=ModelCall(record.round_index, record.invocation_id, record.owner, at + record.lease_ms),
+        model=ModelCall(
+            record.round_index, record.invocation_id, record.owner, at + record.lease_ms, attempt=state.attempts
+        ),
         owner=record.owner,
         model_calls=state.model_calls + 1,
         attempts=state.attempts + 1,
@@ -345,7 +393,15 @@ def _model_renewed(state: TurnState, record: r.ModelRenewed, at: int) -> TurnSta
 
 def _model_failed(state: TurnState, record: r.ModelFailed, at: int) -> TurnState:
     assert state.model is not None
-    return replace(state, revision=state.revision + 1, model=replace(state.model, lease_end=at, failed=True))
+    failed = not record.unknown
+    model = replace(state.model, lease_end=at, failed=failed, unknown=record.unknown, message=record.message)
+    return replace(state, revision=state.revision + 1, model=model)
+
+
+def _model_resolved(state: TurnState, record: r.ModelResolved, at: int) -> TurnState:
+    assert state.model is not None
+    model = replace(state.model, failed=record.resolution is Resolution.DID_NOT_HAPPEN, unknown=False)
+    return replace(state, revision=state.revision + 1, model=model)
 
 
 def _delivery_reserved(state: TurnState, record: r.DeliveryReserved, at: int) -> TurnState:
@@ -411,7 +467,10 @@ _TURN_RULES: Final[dict[type, Callable[[TurnState, Any, int], TurnState]]] = {
     r.ModelStarted: _model_started,
     r.ModelRenewed: _model_renewed,
     r.ModelFailed: _model_failed,
+    r.ModelResolved: _model_resolved,
     r.AssistantReserved: _reserved,
+    r.PermissionRequested: _permission_requested,
+    r.PermissionResolved: _permission_resolved,
     r.ToolAmbiguous: _ambiguous,
     r.ToolResolved: _resolved,
     r.RoundCommitted: _committed,

@@ -1,0 +1,192 @@
+"""The portable checkpoint as a projection of a turn's state: computed when asked for, never stored (engine-contract.md 1.2)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from turnkeeper.engine.identity import RunIdentity
+from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_messages, stored_response, stored_result
+from turnkeeper.engine.transcript import request_ids
+from turnkeeper.engine.wire import (
+    EngineCheckpoint,
+    InvocationContextState,
+    Message,
+    ModelInvocationContextSnapshot,
+    ModelInvocationRequest,
+    ModelInvocationResponse,
+    ModelReconciliationState,
+    ModelToolRequest,
+    ModelToolResult,
+    Outcome,
+    Portability,
+)
+from turnkeeper.turn.identity import derived_id
+from turnkeeper.turn.names import TurnPhase
+from turnkeeper.turn.state import Round, Slot, TurnState
+
+
+class Standing(NamedTuple):
+    """Where a run stands: the turn's state, and what only the events before it tell."""
+
+    state: TurnState
+    identity: RunIdentity
+    sequence: int
+    """Of the last event that the state includes."""
+    invocation_id: str | None
+    attempt: int
+    """Of that model call, counted from zero."""
+
+
+def rounds_of(state: TurnState) -> list[Round]:
+    """The rounds, oldest first."""
+    found: list[Round] = []
+    round_ = state.round
+    while round_ is not None:
+        found.append(round_)
+        round_ = round_.previous
+    return found[::-1]
+
+
+def named_response(round_: Round) -> ModelInvocationResponse:
+    """A round's decision, with an id of its own for each tool request: a provider's may be empty or repeated (5.1, 2)."""
+    response = stored_response(round_)
+    named = [
+        replace(request, id=request_id)
+        for request, request_id in zip(response.tool_requests, request_ids(response, round_.index), strict=True)
+    ]
+    return replace(response, tool_requests=named)
+
+
+def slot_result(slot: Slot | None, request: ModelToolRequest) -> ModelToolResult | None:
+    """What is recorded of a call: its result, or that its outcome is unknown; None where it has not come to an end."""
+    request_id = request.id or ""
+    if slot is not None and slot.open_question:
+        return ModelToolResult(
+            request_id=request_id,
+            name=request.name,
+            outcome=Outcome.INDETERMINATE,
+            output=UNKNOWN_TEXT,
+            error_kind="effect_outcome_unknown",
+        )
+    if slot is None or slot.result is None:
+        return None
+    return replace(stored_result(slot.result, request_id, request.name), request_id=request_id)
+
+
+def context_state(state: TurnState, identity: RunIdentity) -> InvocationContextState:
+    """What a provider holds of the conversation: the last answer that said so counts (2.3 A)."""
+    begun_with = identity.begun_with
+    current = InvocationContextState() if begun_with is None else begun_with.context_state
+    for round_ in rounds_of(state):
+        following = stored_response(round_).next_context_state
+        if following is not None:
+            current = following
+        elif current.portability is Portability.PORTABLE:
+            current = InvocationContextState()
+    return current
+
+
+def accepted_answers(state: TurnState, identity: RunIdentity) -> int:
+    """Model answers that were accepted, also before the turn was imported."""
+    begun_with, here = identity.begun_with, len(rounds_of(state))
+    if begun_with is None:
+        return here
+    # The answer whose tools were under way is counted there, and stands in our log as well.
+    counted_twice = here > 0 and state.first_round == begun_with.iteration and not begun_with.resume_same_iteration
+    return begun_with.completed_model_iterations + here - counted_twice
+
+
+def canonical_messages(state: TurnState) -> list[Message]:
+    """The conversation as a checkpoint has it: with a final answer as soon as it is accepted, and no unfinished tool round."""
+    messages = stored_messages(state)
+    round_ = state.round
+    if round_ is not None and state.phase is TurnPhase.ASSISTANT_RESERVED and not round_.calls:
+        messages += stored_response(round_).assistant_messages
+    return messages
+
+
+def stable_prefix(state: TurnState, identity: RunIdentity) -> int:
+    """How many messages from the front a provider may have cached: those that the turn was begun with."""
+    if identity.begun_with is not None:
+        return identity.begun_with.stable_prefix_messages
+    transcript = state.transcript
+    while transcript is not None and transcript.previous is not None:
+        transcript = transcript.previous
+    return 0 if transcript is None else len(stored_messages(replace(state, transcript=transcript)))
+
+
+def snapshot_of(standing: Standing, iteration: int) -> ModelInvocationContextSnapshot:
+    """What the model is asked in the round that is decided next (1.5)."""
+    state, identity, invocation = standing.state, standing.identity, standing.invocation_id or ""
+    return ModelInvocationContextSnapshot(
+        id=f"context:{invocation}",
+        session_id=identity.session_id or "",
+        turn_id=state.trace_id,
+        invocation_id=invocation,
+        iteration=iteration,
+        messages=canonical_messages(state),
+        stable_prefix_messages=stable_prefix(state, identity),
+        context_state=context_state(state, identity),
+    )
+
+
+def model_reconciliation(standing: Standing) -> ModelReconciliationState | None:
+    """The model call of which nobody knows what became, with exactly what it was asked (1.8)."""
+    model = standing.state.model
+    if model is None or not model.unknown:
+        return None
+    return ModelReconciliationState(
+        invocation_id=standing.invocation_id or "",
+        request=ModelInvocationRequest(context=snapshot_of(standing, model.round_index)),
+        failed_attempt=standing.attempt,
+        message=model.message,
+    )
+
+
+def checkpoint_of(standing: Standing) -> EngineCheckpoint:
+    """The checkpoint of a run where it stands (2.6)."""
+    state, identity = standing.state, standing.identity
+    begun_with = identity.begun_with
+    completed = [] if begun_with is None else list(begun_with.completed_tool_results)
+    held: ModelInvocationResponse | None = None
+    pending: list[ModelToolRequest] = []
+    for round_ in rounds_of(state):
+        held = named_response(round_)
+        results = [slot_result(slot, request) for slot, request in zip(round_.slots, held.tool_requests, strict=True)]
+        completed += [result for result in results if result is not None]
+        pending = [request for request, result in zip(held.tool_requests, results, strict=True) if result is None]
+    unknown = model_reconciliation(standing)
+    # 5.1, 13: a model call that surely was not answered is made again in its own iteration, with the same messages.
+    again = state.model is not None and state.model.failed
+    undecided = (state.round is None or again) and unknown is None
+    asked = state.model is not None and (again or unknown is not None)
+    folded = state.phase is not TurnPhase.ASSISTANT_RESERVED
+    final = held is not None and not held.tool_requests
+    return EngineCheckpoint(
+        id=derived_id("checkpoint", state.trace_id, state.scope, standing.sequence),
+        session_id=identity.session_id or "",
+        turn_id=state.trace_id,
+        run_id=identity.run_id or "",
+        parent_run_id=identity.parent_run_id,
+        delegation_depth=identity.delegation_depth,
+        iteration=state.current_round + 1 if asked or state.round is None else state.current_round,
+        last_sequence=standing.sequence,
+        messages=canonical_messages(state),
+        stable_prefix_messages=stable_prefix(state, identity),
+        inputs=identity.inputs,
+        active_invocation_id=standing.invocation_id,
+        pending_tool_requests=[] if folded else pending,
+        completed_tool_results=completed,
+        completed_model_iterations=accepted_answers(state, identity),
+        reconciliation_required=unknown is not None or any(not call.closed for call in state.ambiguous),
+        model_reconciliation=unknown,
+        pending_output=None if held is None else held.output,
+        final_output_ready=final,
+        pending_model_response=None if folded or final else held,
+        # 5.2, 1: before the first decision, whoever resumes calls the model of the same iteration.
+        resume_same_iteration=undecided,
+        policy_applied_for_iteration=again,
+        context_state=context_state(state, identity),
+    )

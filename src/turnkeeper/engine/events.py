@@ -1,0 +1,469 @@
+"""The event stream as a projection of a turn's log: what each record means to a durability port (engine-contract.md 2.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from turnkeeper.engine.checkpoints import (
+    Standing,
+    accepted_answers,
+    canonical_messages,
+    checkpoint_of,
+    context_state,
+    model_reconciliation,
+    named_response,
+    slot_result,
+    snapshot_of,
+)
+from turnkeeper.engine.identity import RunIdentity, identity_of
+from turnkeeper.engine.wire import (
+    EngineCheckpoint,
+    EngineEvent,
+    EngineEventKind,
+    EnginePermissionDecision,
+    EngineTurnStatus,
+    ModelToolRequest,
+    TurnCommit,
+    to_builtins,
+)
+from turnkeeper.log import values
+from turnkeeper.turn import records as r
+from turnkeeper.turn.history import Entry
+from turnkeeper.turn.identity import derived_id
+from turnkeeper.turn.names import Resolution, TurnPhase
+from turnkeeper.turn.state import Permission, Round, TurnState, evolve, final_model, find_round, permission_of
+
+_Kind = EngineEventKind
+_STOPS: Final = {
+    EngineTurnStatus.FAILED.value: _Kind.TURN_FAILED,
+    EngineTurnStatus.CANCELLED.value: _Kind.TURN_CANCELLED,
+    EngineTurnStatus.RECONCILIATION_REQUIRED.value: _Kind.TURN_RECONCILIATION_REQUIRED,
+}
+_ALLOWED: Final = to_builtins(EnginePermissionDecision(approved=True, reason="allow_all"))
+"""The decision where the host has no say: it is asked for nothing and told all the same (1.16)."""
+
+
+class _Planned(NamedTuple):
+    """An event before its payload is made: a payload may hold the whole conversation, and nobody may want it."""
+
+    sequence: int
+    kind: EngineEventKind
+    invocation_id: str | None
+    iteration: int | None
+    payload: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Write:
+    """One call of a durability port: events, with the checkpoint that they lead to, or one event alone (1.16).
+
+    Attributes:
+        seq: the log's record that it is projected from.
+        at: that record's time, in milliseconds.
+    """
+
+    seq: int
+    at: int
+    _planned: tuple[_Planned, ...]
+    _standing: Standing
+    _with_checkpoint: bool
+
+    @property
+    def kinds(self) -> tuple[EngineEventKind, ...]:
+        """The kinds of its events."""
+        return tuple(planned.kind for planned in self._planned)
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of its last event."""
+        return self._planned[-1].sequence
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether a checkpoint goes with it."""
+        return self._with_checkpoint
+
+    @cached_property
+    def events(self) -> tuple[EngineEvent, ...]:
+        """Its events."""
+        state, identity = self._standing.state, self._standing.identity
+        moment = datetime.fromtimestamp(self.at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return tuple(
+            EngineEvent(
+                sequence=planned.sequence,
+                id=derived_id("event", state.trace_id, state.scope, planned.sequence),
+                timestamp=moment,
+                session_id=identity.session_id or "",
+                turn_id=state.trace_id,
+                run_id=identity.run_id or "",
+                parent_run_id=identity.parent_run_id,
+                delegation_depth=identity.delegation_depth,
+                invocation_id=planned.invocation_id,
+                iteration=planned.iteration,
+                kind=planned.kind,
+                payload=planned.payload(),
+            )
+            for planned in self._planned
+        )
+
+    @cached_property
+    def checkpoint(self) -> EngineCheckpoint | None:
+        """Its checkpoint, if it has one."""
+        return checkpoint_of(self._standing) if self._with_checkpoint else None
+
+
+class Projection:
+    """Follows a turn's log record by record, and tells what each of them means to a durability port.
+
+    Events are numbered without gaps over all lives of the run; what a record becomes depends on the records before it alone, so
+    it is the same whoever projects, and whenever.
+    """
+
+    def __init__(self) -> None:
+        self.state = TurnState()
+        self.identity = RunIdentity()
+        self._sequence = 0
+        self._owner: str | None = None
+        self._running = False
+        self._invocation: str | None = None
+        self._attempt = 0
+        self._committed = False
+        self._unknown: Standing | None = None
+        self._entry: Entry | None = None
+        self._writes: list[Write] = []
+
+    def follow(self, entries: Iterable[Entry]) -> Iterator[Write]:
+        """The writes of the records that come next."""
+        for entry in entries:
+            yield from self.step(entry)
+
+    def step(self, entry: Entry) -> list[Write]:
+        """The writes of the next record."""
+        before, self._entry, self._writes = self.state, entry, []
+        self.state = evolve(before, entry.record, entry.at)
+        record = entry.record
+        if isinstance(record, r.Started):
+            self._begin()
+            return self._writes
+        if not isinstance(record, r.RunStopped):
+            self._resume(record, before)
+        match record:
+            case r.ModelStarted():
+                self._model_started(record)
+            case r.ModelFailed():
+                self._model_failed(record)
+            case r.ModelResolved():
+                self._model_resolved(record)
+            case r.AssistantReserved():
+                self._decided(record)
+            case r.PermissionRequested():
+                told = to_builtins(self._request(record.round_index, record.slot_index))
+                self._append(_Kind.PERMISSION_REQUESTED, lambda: {"toolRequest": told})
+            case r.PermissionResolved():
+                self._permission_resolved(record)
+            case r.ToolBegun():
+                self._begun(record)
+            case r.ToolCompleted() if self._denied(record):
+                self._checkpointed()  # 5.1, 1: nothing was executed, so nothing is said to be
+            case r.ToolCompleted() | r.ToolAmbiguous():
+                self._ended(record, _Kind.TOOL_EXECUTION_COMPLETED)
+            case r.ToolResolved(resolution=Resolution.DID_NOT_HAPPEN):
+                self._checkpointed()  # the request is pending again; no kind of event says so
+            case r.ToolResolved():
+                self._ended(record, _Kind.TOOL_RESULT_RECONCILED)
+            case r.RoundCommitted():
+                self._folded(record)
+            case r.RunStopped():
+                self._stopped(record)
+            case r.DeliveryReserved():
+                self._commit()
+                self._append(_Kind.POST_COMMIT_STARTED, lambda: {"effectId": record.key}, invoked=False)
+            case r.DeliveryClaimed():
+                self._post_commit(_Kind.POST_COMMIT_STARTED)
+            case r.DeliveryUnknown():
+                self._post_commit(_Kind.POST_COMMIT_FAILED, message=record.reason)
+            case r.Delivered():
+                self._post_commit(_Kind.POST_COMMIT_COMPLETED)
+            case r.Completed():
+                self._commit()
+            case _:
+                pass
+        return self._writes
+
+    # --- the run ---------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self.identity = identity_of(self.state)
+        begun_with = self.identity.begun_with
+        if begun_with is not None:
+            # Its own `checkpoint_created` has the sequence behind the last one that it includes (2.5).
+            self._sequence = begun_with.last_sequence + 1
+            self._invocation = begun_with.active_invocation_id
+        self._running = True
+        # 5.2, 1: with a checkpoint, so that a turn that dies in its first model call is found, and no event that tells of it.
+        planned = self._plan(_Kind.TURN_STARTED, self._started_payload(self.state.first_round), placed=False)
+        self._write([planned], checkpoint=True)
+
+    def _started_payload(self, iteration: int) -> Callable[[], Any]:
+        identity = self.identity
+        return lambda: {
+            "maxIterations": identity.max_iterations,
+            "startIteration": iteration,
+            "inputs": identity.inputs,
+        }
+
+    def _resume(self, record: r.AnyRecord, before: TurnState) -> None:
+        """A life of the run begins: the one before said that it stopped, or is silent and another owner goes on."""
+        owner: str | None = None
+        if isinstance(record, r.ModelStarted | r.ToolClaimed | r.ToolBegun | r.DeliveryClaimed) and before.model_calls:
+            owner = record.owner
+        taken_over = self._owner is not None and owner not in (None, self._owner)
+        if not self._running or taken_over:
+            between = before.phase is TurnPhase.ROUND_COMMITTED
+            iteration = before.current_round + between if before.round is not None else before.first_round
+            self._append(_Kind.TURN_STARTED, self._started_payload(iteration), placed=False)
+            self._running = True
+        if owner is not None:
+            self._owner = owner
+        elif isinstance(record, r.ModelStarted):
+            self._owner = record.owner
+
+    def _stopped(self, record: r.RunStopped) -> None:
+        cancelled = record.status == EngineTurnStatus.CANCELLED.value
+        output = None if cancelled else {"errorKind": record.error_kind, "message": record.message}
+        self._append(_STOPS[record.status], lambda: {"status": record.status, "output": output}, invoked=False)
+        self._running, self._owner = False, None
+
+    # --- the model -------------------------------------------------------------------------------------------
+
+    def _model_started(self, record: r.ModelStarted) -> None:
+        state = self.state
+        first = state.attempts == 1 or self._writes != []  # of the round, or of a new life, which asks anew (2.7)
+        if first:
+            self._invocation, self._attempt = record.invocation_id, 0
+            standing = self._standing()
+            self._append(_Kind.CONTEXT_PREPARED, lambda: to_builtins(snapshot_of(standing, record.round_index)))
+        else:
+            self._attempt += 1
+        attempt, snapshot_id = self._attempt, f"context:{self._invocation}"
+        self._append(
+            _Kind.MODEL_INVOCATION_STARTED,
+            lambda: {
+                "snapshotId": snapshot_id,
+                "attempt": attempt,
+                "messageCount": len(canonical_messages(state)),
+            },
+        )
+
+    def _model_failed(self, record: r.ModelFailed) -> None:
+        attempt, most = self._attempt, self.identity.max_model_attempts
+        self._append(
+            _Kind.MODEL_INVOCATION_FAILED,
+            lambda: {
+                "attempt": attempt,
+                "exhausted": record.unknown or attempt + 1 >= most,
+                "outcomeUnknown": record.unknown,
+                "message": record.message,
+            },
+        )
+        if record.unknown:
+            self._unknown = self._standing()
+            self._checkpointed(self._plan(_Kind.MODEL_RECONCILIATION_REQUIRED, self._told_unknown(self._unknown)))
+
+    def _told_unknown(self, standing: Standing) -> Callable[[], Any]:
+        def payload() -> Any:
+            unknown = model_reconciliation(standing)
+            return None if unknown is None else to_builtins(unknown)
+
+        return payload
+
+    def _model_resolved(self, record: r.ModelResolved) -> None:
+        if record.resolution is Resolution.DID_NOT_HAPPEN:
+            self._unknown = None
+            self._checkpointed()  # 5.1, 13: the call is to be made again; no kind of event says so
+
+    def _decided(self, record: r.AssistantReserved) -> None:
+        round_ = self.state.round
+        assert round_ is not None
+        unknown, self._unknown = self._unknown, None
+        if unknown is not None:
+            self._reconciled(round_, unknown)
+            return
+        if self._invocation is None or self.state.model_calls == 0:
+            self._invocation = derived_id("inv", self.state.trace_id, self.state.scope, record.round_index)
+
+        def payload() -> Any:
+            response = named_response(round_)
+            following = None if response.next_context_state is None else to_builtins(response.next_context_state)
+            return {
+                "hasOutput": response.output is not None,
+                "toolRequests": len(response.tool_requests),
+                "nextPortability": following and following["portability"],
+                "delegatedState": following and following["delegatedState"],
+                "metadata": response.metadata,
+            }
+
+        self._checkpointed(self._plan(_Kind.MODEL_INVOCATION_COMPLETED, payload))
+
+    def _reconciled(self, round_: Round, unknown: Standing) -> None:
+        told = self._told_unknown(unknown)
+
+        def payload() -> Any:
+            response = named_response(round_)
+            return {
+                "reconciliation": told(),
+                "hasOutput": response.output is not None,
+                "toolRequests": len(response.tool_requests),
+                "metadata": response.metadata,
+            }
+
+        self._checkpointed(self._plan(_Kind.MODEL_INVOCATION_RECONCILED, payload))
+
+    # --- tools -----------------------------------------------------------------------------------------------
+
+    def _request(self, round_index: int, slot_index: int) -> ModelToolRequest:
+        round_ = find_round(self.state, round_index)
+        assert round_ is not None
+        return named_response(round_).tool_requests[slot_index]
+
+    def _permission(self, record: r.ToolBegun | r.ToolCompleted) -> Permission | None:
+        round_ = find_round(self.state, record.round_index)
+        return None if round_ is None else permission_of(round_, record.slot_index)
+
+    def _denied(self, record: r.ToolCompleted) -> bool:
+        permission = self._permission(record)
+        return permission is not None and permission.approved is False
+
+    def _permission_resolved(self, record: r.PermissionResolved) -> None:
+        request = self._request(record.round_index, record.slot_index)
+        metadata = None if record.metadata is None else values.thaw(record.metadata)
+        decision = EnginePermissionDecision(approved=record.approved, reason=record.reason, metadata=metadata)
+        self._append(
+            _Kind.PERMISSION_RESOLVED, lambda: {"toolRequestId": request.id, "decision": to_builtins(decision)}
+        )
+
+    def _begun(self, record: r.ToolBegun) -> None:
+        request = self._request(record.round_index, record.slot_index)
+        told = to_builtins(request)
+        permission = self._permission(record)
+        if permission is None:
+            self._append(_Kind.PERMISSION_REQUESTED, lambda: {"toolRequest": told})
+            self._append(_Kind.PERMISSION_RESOLVED, lambda: {"toolRequestId": request.id, "decision": _ALLOWED})
+        elif not permission.approved:
+            return
+        self._append(_Kind.TOOL_EXECUTION_STARTED, lambda: {"toolRequest": told})
+
+    def _ended(self, record: r.ToolCompleted | r.ToolAmbiguous | r.ToolResolved, kind: EngineEventKind) -> None:
+        round_ = find_round(self.state, record.round_index)
+        assert round_ is not None
+        slot = round_.slots[record.slot_index]
+
+        def payload() -> Any:
+            result = slot_result(slot, self._request(record.round_index, record.slot_index))
+            return {"toolResult": None if result is None else to_builtins(result)}
+
+        self._checkpointed(self._plan(kind, payload))
+
+    def _folded(self, record: r.RoundCommitted) -> None:
+        round_ = find_round(self.state, record.round_index)
+        assert round_ is not None
+        if not round_.calls:
+            return  # a final answer is in the conversation from its acceptance on
+        state = self.state
+        requests = named_response(round_).tool_requests
+
+        def committed(index: int) -> Callable[[], Any]:
+            def payload() -> Any:
+                result = slot_result(round_.slots[index], requests[index])
+                return {"toolResult": None if result is None else to_builtins(result)}
+
+            return payload
+
+        planned = [self._plan(_Kind.TOOL_RESULT_COMMITTED, committed(index)) for index in range(len(requests))]
+        counted = self._plan(_Kind.CONVERSATION_UPDATED, lambda: {"messageCount": len(canonical_messages(state))})
+        self._checkpointed(*planned, counted)
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        if self._committed:
+            return
+        self._committed = True
+        state = self.state
+        self._append(
+            _Kind.TURN_COMMITTED,
+            lambda: {"status": EngineTurnStatus.SUCCESS.value, "output": final_model(state)},
+            invoked=False,
+        )
+
+    def _post_commit(self, kind: EngineEventKind, **told: str) -> None:
+        delivery = self.state.delivery
+        assert delivery is not None
+        self._append(kind, lambda: {"effectId": delivery.key, **told}, invoked=False)
+
+    def commit(self) -> TurnCommit:
+        """How the turn stands, as its end would be told (1.12)."""
+        state, stop = self.state, self.state.stop
+        status = EngineTurnStatus.SUCCESS if self._committed else EngineTurnStatus(stop.status if stop else "failed")
+        output: Any = final_model(state)
+        if not self._committed and stop is not None and status is not EngineTurnStatus.CANCELLED:
+            output = {"errorKind": stop.error_kind, "message": stop.message}
+        return TurnCommit(
+            session_id=self.identity.session_id or "",
+            turn_id=state.trace_id,
+            status=status,
+            output=output,
+            messages=canonical_messages(state),
+            iterations=accepted_answers(state, self.identity),
+            last_sequence=self._sequence,
+            context_state=context_state(state, self.identity),
+            model_reconciliation=model_reconciliation(self._standing()),
+        )
+
+    # --- writing ---------------------------------------------------------------------------------------------
+
+    def _plan(
+        self, kind: EngineEventKind, payload: Callable[[], Any], *, invoked: bool = True, placed: bool = True
+    ) -> _Planned:
+        """An event at the next sequence; `invoked` and `placed`: whether it names the model call and the iteration."""
+        self._sequence += 1
+        model = self.state.model
+        iteration = self.state.current_round if model is None else model.round_index
+        return _Planned(
+            self._sequence,
+            kind,
+            self._invocation if invoked and placed else None,
+            max(iteration, self.state.first_round) if placed else None,
+            payload,
+        )
+
+    def _append(
+        self, kind: EngineEventKind, payload: Callable[[], Any], *, invoked: bool = True, placed: bool = True
+    ) -> None:
+        self._write([self._plan(kind, payload, invoked=invoked, placed=placed)])
+
+    def _checkpointed(self, *planned: _Planned) -> None:
+        """Events with the checkpoint that they lead to, which the last of them tells of (2.5)."""
+        included = self._sequence
+        created = derived_id("checkpoint", self.state.trace_id, self.state.scope, included)
+        told = self._plan(
+            _Kind.CHECKPOINT_CREATED, lambda: {"checkpointId": created, "includedThroughSequence": included}
+        )
+        self._write([*planned, told], checkpoint=True, included=included)
+
+    def _standing(self) -> Standing:
+        return Standing(self.state, self.identity, self._sequence, self._invocation, self._attempt)
+
+    def _write(self, planned: list[_Planned], *, checkpoint: bool = False, included: int | None = None) -> None:
+        assert self._entry is not None
+        standing = self._standing()._replace(sequence=self._sequence if included is None else included)
+        self._writes.append(Write(self._entry.seq, self._entry.at, tuple(planned), standing, checkpoint))
+
+
+def writes_of(entries: Iterable[Entry]) -> list[Write]:
+    """Everything that a turn's log, from its first record on, means to a durability port."""
+    return list(Projection().follow(entries))

@@ -1,0 +1,64 @@
+"""What a run is known by over all of its lives: session, run, parent and inputs, kept with the turn's first record."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from turnkeeper.engine.wire import EngineCheckpoint, Wire, to_builtins
+from turnkeeper.errors import SchemaConflict
+from turnkeeper.log import values
+from turnkeeper.turn.identity import derived_id
+from turnkeeper.turn.state import TurnState
+
+MAX_ITERATIONS: Final = 50
+MAX_MODEL_ATTEMPTS: Final = 3
+
+
+class RunIdentity(Wire, frozen=True, kw_only=True):
+    """What the engine has to know again of a run (engine-contract.md 2.2); whatever has its default is not stored.
+
+    Attributes:
+        session_id: shared by a tree of delegated runs; the trace id where it is None.
+        run_id: kept across resumes; derived from trace and scope where it is None.
+        parent_run_id, delegation_depth: of a delegated run.
+        inputs: the turn's.
+        max_iterations, max_model_attempts: the budgets of the run that began the turn.
+        begun_with: the foreign checkpoint that the turn was imported from.
+    """
+
+    session_id: str | None = None
+    run_id: str | None = None
+    parent_run_id: str | None = None
+    delegation_depth: int = 0
+    inputs: Any = None
+    max_iterations: int = MAX_ITERATIONS
+    max_model_attempts: int = MAX_MODEL_ATTEMPTS
+    begun_with: EngineCheckpoint | None = None
+
+    def frame(self) -> bytes:
+        """As the turn's first record keeps it; empty where everything has its default.
+
+        Raises:
+            InvalidInput: the inputs cannot be kept; names the path.
+        """
+        fields = to_builtins(self)
+        return values.freeze(fields, "run") if fields else b""
+
+
+def identity_of(state: TurnState) -> RunIdentity:
+    """The identity of a turn's run, with nothing left out.
+
+    Raises:
+        SchemaConflict: it has a form that this version does not know.
+    """
+    try:
+        stored = msgspec.convert(values.thaw(state.engine), RunIdentity) if state.engine else RunIdentity()
+    except msgspec.ValidationError as e:
+        raise SchemaConflict("identity of the run", str(e)) from e
+    return msgspec.structs.replace(
+        stored,
+        session_id=stored.session_id or state.trace_id,
+        run_id=stored.run_id or derived_id("run", state.trace_id, state.scope),
+    )

@@ -1,0 +1,150 @@
+"""A foreign checkpoint as the beginning of a turn log: what it says becomes records, and the engine goes on from there (2.7)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec.structs import replace
+
+from turnkeeper.engine.checkpoint_rules import check_checkpoint
+from turnkeeper.engine.identity import RunIdentity
+from turnkeeper.engine.stored import stored_form
+from turnkeeper.engine.transcript import check_pairs, request_ids
+from turnkeeper.engine.wire import (
+    EngineCheckpoint,
+    ModelInvocationResponse,
+    ModelToolResult,
+    Outcome,
+    Role,
+    to_builtins,
+)
+from turnkeeper.errors import InvalidInput
+from turnkeeper.log import values
+from turnkeeper.turn import commands as c
+from turnkeeper.turn.identity import invocation_id, operation_id, tool_calls, trace_hash
+
+OWNER = "import"
+"""Who owns the slots whose results a checkpoint brings."""
+_LEASE_MS = 1
+PRIMARY = "primary"
+
+
+def scope_of(checkpoint: EngineCheckpoint) -> str:
+    """The scope of the log that a checkpoint belongs to: a delegated run has one of its own."""
+    return PRIMARY if checkpoint.delegation_depth == 0 else checkpoint.run_id
+
+
+def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None = None) -> list[c.Command]:
+    """What to put on an empty turn log, in one append, so that it stands where the checkpoint does.
+
+    Args:
+        checkpoint: loaded from a document.
+        known_tools: the tools of the agent that is to go on with it; None where that is not known yet.
+
+    Raises:
+        InvalidInput: it contradicts itself, or cannot be gone on with here; names the path.
+    """
+    check_checkpoint(checkpoint)
+    values.identifier(checkpoint.turn_id, "turnId")
+    scope = values.identifier(scope_of(checkpoint), "runId", longest=128)
+    held = checkpoint.pending_model_response
+    if held is None and checkpoint.pending_tool_requests:
+        raise InvalidInput("pendingToolRequests", "cannot be run without `pendingModelResponse`, which asked for them")
+    for index, request in enumerate(checkpoint.pending_tool_requests):
+        if known_tools is not None and request.name not in known_tools:
+            raise InvalidInput(f"pendingToolRequests[{index}].name", f"there is no tool {request.name!r}")
+    check_pairs(checkpoint.messages)
+    done = [] if held is None else _results_of_batch(checkpoint, held)
+    earlier = checkpoint.completed_tool_results[: len(checkpoint.completed_tool_results) - len(done)]
+    identity = RunIdentity(
+        session_id=checkpoint.session_id,
+        run_id=checkpoint.run_id,
+        parent_run_id=checkpoint.parent_run_id,
+        delegation_depth=checkpoint.delegation_depth,
+        inputs=checkpoint.inputs,
+        # What the records say is not kept twice.
+        begun_with=replace(checkpoint, messages=[], completed_tool_results=earlier, pending_model_response=None),
+    )
+    commands: list[c.Command] = [
+        c.Start(
+            checkpoint.turn_id,
+            scope,
+            values.freeze([to_builtins(message) for message in checkpoint.messages], "messages"),
+            values.freeze([], "tool_names"),
+            values.freeze({}, "runtime"),
+            fingerprint_of(checkpoint),
+            0,
+            {},
+            identity.frame(),
+            checkpoint.iteration + _is_over(checkpoint),
+        )
+    ]
+    if held is not None:
+        commands += _round(checkpoint, held, done, scope)
+    elif checkpoint.model_reconciliation is not None:
+        unknown = checkpoint.model_reconciliation
+        commands += [
+            c.StartModel(checkpoint.iteration, OWNER, _LEASE_MS),
+            c.FailModel(_first_invocation(checkpoint, scope), OWNER, unknown.message, unknown=True),
+        ]
+    elif checkpoint.final_output_ready and isinstance(checkpoint.pending_output, str):
+        commands.append(c.SaveFinalModel(checkpoint.pending_output))
+    return commands
+
+
+def fingerprint_of(checkpoint: EngineCheckpoint) -> str:
+    """What tells whether a turn was begun with this very checkpoint."""
+    return values.fingerprint(["checkpoint", to_builtins(checkpoint)], "checkpoint")
+
+
+def _first_invocation(checkpoint: EngineCheckpoint, scope: str) -> str:
+    return invocation_id(trace_hash(checkpoint.turn_id), scope, checkpoint.iteration, 0)
+
+
+def _is_over(checkpoint: EngineCheckpoint) -> bool:
+    """Whether the round of the checkpoint has nothing left to do, so that the next one is decided first (2.7)."""
+    undecided = checkpoint.resume_same_iteration or checkpoint.model_reconciliation is not None
+    return checkpoint.pending_model_response is None and not undecided
+
+
+def _results_of_batch(checkpoint: EngineCheckpoint, held: ModelInvocationResponse) -> list[ModelToolResult]:
+    """The results of the held response's own calls, which stand at the end of those of the whole turn (5.1, 2 and 3).
+
+    Ids may repeat over rounds, so they are counted: a result of a round that is over has its message in the conversation.
+    """
+    completed = checkpoint.completed_tool_results
+    told = sum(message.role is Role.TOOL for message in checkpoint.messages)
+    least = len(held.tool_requests) - len(checkpoint.pending_tool_requests)
+    count = min(max(len(completed) - told, least), len(held.tool_requests), len(completed))
+    return completed[len(completed) - count :]
+
+
+def _round(
+    checkpoint: EngineCheckpoint, held: ModelInvocationResponse, done: Sequence[ModelToolResult], scope: str
+) -> list[c.Command]:
+    """The open round: its decision, and a finished or doubtful slot for each result that is there."""
+    response = to_builtins(held)
+    calls = tool_calls(response)
+    commands: list[c.Command] = [
+        c.ReserveAssistant(checkpoint.iteration, values.freeze(response, "pendingModelResponse"), calls)
+    ]
+    left = list(done)
+    for index, request_id in enumerate(request_ids(held, checkpoint.iteration)):
+        result = next((one for one in left if one.request_id in (request_id, held.tool_requests[index].id)), None)
+        if result is None:
+            continue
+        left.remove(result)
+        here = (checkpoint.iteration, index)
+        operation = operation_id(trace_hash(checkpoint.turn_id), scope, *here)
+        commands.append(c.ClaimTool(*here, operation, calls[index], OWNER, False, _LEASE_MS, _LEASE_MS, True))
+        if result.outcome is Outcome.INDETERMINATE:
+            commands.append(c.DoubtTool(*here, OWNER, 1, "the checkpoint says that its outcome is not known"))
+        else:
+            frame = values.freeze(stored_form(result, "completedToolResults"), "completedToolResults")
+            commands.append(c.CompleteTool(*here, OWNER, 1, frame))
+    if left:
+        raise InvalidInput(
+            "completedToolResults",
+            f"has a result of {left[0].request_id!r}, which `pendingModelResponse` did not ask for",
+        )
+    return commands

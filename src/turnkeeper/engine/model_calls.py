@@ -1,0 +1,178 @@
+"""The model's decision of one round: asked for under a lease, tried again where it surely failed, settled where nobody knows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+import anyio
+
+from turnkeeper.engine.journal import Journal
+from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, OutcomeUnknown, awaited
+from turnkeeper.engine.ports import Agent, ModelRequest
+from turnkeeper.engine.rounds import Moved
+from turnkeeper.engine.wire import Message, ModelInvocationResponse, to_builtins
+from turnkeeper.errors import TurnCheckpointError
+from turnkeeper.log import values
+from turnkeeper.turn import commands as c
+from turnkeeper.turn.identity import ToolCall, tool_calls
+from turnkeeper.turn.names import Resolution
+from turnkeeper.turn.state import ModelCall
+
+log = logging.getLogger(__name__)
+
+_PAUSE: Final = 0.5
+"""Seconds before the second attempt; doubled for each further one, up to `_LONGEST_PAUSE`."""
+_LONGEST_PAUSE: Final = 30.0
+
+
+class ModelCallFailed(Exception):
+    """There is no decision, and this run cannot get one.
+
+    Attributes:
+        kind: why, as an error kind (2.16).
+        unknown: the call may have been answered, and is not made again before somebody has settled that.
+    """
+
+    def __init__(self, kind: str, message: str, *, unknown: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.unknown = unknown
+
+
+class Decided(NamedTuple):
+    """A decision, and its tool calls as the log keeps them."""
+
+    round_index: int
+    response: ModelInvocationResponse
+    calls: tuple[ToolCall, ...]
+
+
+def reservation(round_index: int, response: ModelInvocationResponse) -> c.ReserveAssistant:
+    """The command that makes a decision the canonical one.
+
+    Raises:
+        InvalidInput: it cannot be kept, or a tool call has no name.
+    """
+    builtins = to_builtins(response)
+    return c.ReserveAssistant(round_index, values.freeze(builtins, "response"), tool_calls(builtins))
+
+
+class ModelCalls:
+    """Makes the model calls of one run."""
+
+    def __init__(self, journal: Journal, leases: LeaseKeeper, agent: Agent) -> None:
+        self._journal = journal
+        self._leases = leases
+        self._agent = agent
+        self._invoked: str | None = None
+
+    async def decide(self, round_index: int, messages: Sequence[Message]) -> Decided:
+        """The decision of a round. It is deferred, to be written with what it leads to.
+
+        Raises:
+            ModelCallFailed: there is none.
+            Moved: the log is not as this run took it to be.
+            TurnCheckpointBusy: another worker asks the model.
+        """
+        known = self._journal.state.model
+        if known is not None and known.unknown:
+            return await self._settle(known, round_index, messages)
+        pause = _PAUSE
+        for attempt in range(1, self._agent.max_model_attempts + 1):
+            await self._announce(round_index)
+            answer = await self._invoke(self._request(round_index, messages))
+            if isinstance(answer, Decided):
+                return answer
+            if isinstance(answer, OutcomeUnknown):
+                unknown = self._agent.unknown_model == "reconcile"
+                raise ModelCallFailed("model_outcome_unknown", str(answer), unknown=unknown)
+            if attempt == self._agent.max_model_attempts:
+                raise ModelCallFailed("model_error", f"{type(answer).__name__}: {answer}")
+            where = self._journal.turn.trace_id
+            log.warning("the model call of turn %s failed, will try again: %r", where, answer)
+            await anyio.sleep(min(pause, _LONGEST_PAUSE))
+            pause *= 2
+        raise AssertionError("an agent makes at least one attempt")
+
+    async def _announce(self, round_index: int) -> None:
+        """The log says that the call is about to be made, before it is."""
+        call, owner = self._journal.state.model, self._journal.owner
+        if call is not None and call.owner == owner and call.invocation_id != self._invoked and not call.failed:
+            return  # announced already, with what came before
+        if call is not None and call.owner != owner and not call.failed and self._agent.unknown_model == "reconcile":
+            # Its owner is dead, or else this is refused: nobody knows what became of the call.
+            reason = "its owner's lease ran out before it was answered"
+            await self._journal.ask(c.FailModel(call.invocation_id, owner, reason, unknown=True))
+            raise Moved
+        await self._journal.ask(self._journal.start_model(round_index))
+
+    def _request(self, round_index: int, messages: Sequence[Message]) -> ModelRequest:
+        state = self._journal.state
+        assert state.model is not None
+        return ModelRequest(
+            turn_id=self._journal.turn.trace_id,
+            round_index=round_index,
+            attempt=max(state.attempts - 1, 0),
+            invocation_id=state.model.invocation_id,
+            messages=messages,
+            tools=self._agent.tools,
+        )
+
+    async def _invoke(self, request: ModelRequest) -> Decided | Exception:
+        """Make one call: its decision, or why there is none."""
+        owner, lease_ms, turn = self._journal.owner, self._journal.lease_ms, self._journal.turn
+        self._invoked = request.invocation_id
+
+        async def renew() -> bool:
+            try:
+                await turn.ask(c.RenewModel(request.invocation_id, owner, lease_ms))
+            except TurnCheckpointError:
+                return False
+            return True
+
+        answer: Decided | Exception | None = None
+        with anyio.CancelScope() as scope:
+            what = f"turn {turn.trace_id!r} model call of round {request.round_index}"
+            with self._leases.holding(what, renew, scope.cancel):
+                try:
+                    response = await awaited(self._agent.model.invoke(request))
+                    answer = self._defer(request.round_index, response)
+                except Exception as e:
+                    answer = e
+        if answer is None:
+            raise Moved  # the lease was lost: another worker asks the model now
+        if isinstance(answer, Exception):
+            unknown = isinstance(answer, OutcomeUnknown) and self._agent.unknown_model == "reconcile"
+            told = values.text(f"{type(answer).__name__}: {answer}", "message")
+            await self._journal.ask(c.FailModel(request.invocation_id, owner, told, unknown=unknown))
+        return answer
+
+    def _defer(self, round_index: int, response: ModelInvocationResponse) -> Decided:
+        command = reservation(round_index, response)
+        self._journal.defer(command)
+        return Decided(round_index, response, command.calls)
+
+    # --- a call of which nobody knows what became ------------------------------------------------------------
+
+    async def _settle(self, call: ModelCall, round_index: int, messages: Sequence[Message]) -> Decided:
+        """Ask the host's look-up; whoever else knows it has to say so with `Keeper.resolve_model`."""
+        found: LookedUp | None = None
+        if self._agent.reconcile_model is not None:
+            try:
+                found = await awaited(self._agent.reconcile_model(self._request(round_index, messages)))
+            except Exception:
+                log.exception("the look-up of the model call of turn %s failed", self._journal.turn.trace_id)
+        if isinstance(found, DidNotHappen):
+            settled = c.ResolveModel(call.invocation_id, Resolution.DID_NOT_HAPPEN, "look-up", found.evidence)
+            await self._journal.ask(settled)
+            raise Moved
+        if isinstance(found, Happened):
+            settled = c.ResolveModel(call.invocation_id, Resolution.HAPPENED, "look-up", found.evidence)
+            command = reservation(round_index, cast("ModelInvocationResponse", found.result))
+            await self._journal.ask(settled, command)
+            raise Moved  # the decision is in the log now, and read from there
+        where = f"the model call {call.invocation_id} may have been answered; settle that, then run the turn again"
+        raise ModelCallFailed("model_outcome_unknown", where, unknown=True)
