@@ -108,6 +108,80 @@ async def resolve(
 
 
 @app.command
+async def resolve_model(
+    turn: TurnId,
+    outcome: Annotated[Literal["happened", "did_not_happen"], Parameter(help="What was found out.")],
+    *,
+    who: Annotated[str, Parameter(help="Who decided.")],
+    why: Annotated[str, Parameter(help="The evidence.")],
+    response: Annotated[
+        Path | None,
+        Parameter(help="A JSON file with the provider's answer, a ModelInvocationResponse; with `happened`."),
+    ] = None,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+) -> int:
+    """Settle a model call that may have been answered, with evidence. Run the turn again afterwards."""
+    from turnkeeper.cli.settling import settle_model
+
+    return await settle_model(store, turn, scope, outcome, response, who=who, why=why)
+
+
+@app.command
+async def approve(
+    turn: TurnId,
+    round: Annotated[int, Parameter(help="The round of the call, from 0.")],  # noqa: A002  # the field's word
+    slot: Annotated[int, Parameter(help="The place of the call in its round, from 0.")],
+    *,
+    who: Annotated[str, Parameter(help="Who decides.")],
+    deny: Annotated[bool, Parameter(negative="", help="The call must not run.")] = False,
+    why: Annotated[str | None, Parameter(help="The reason; of a denial the model is told.")] = None,
+    valid: Annotated[str | None, Parameter(help="How long the approval holds: 90s, 15m, 12h, 7d.")] = None,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+) -> int:
+    """Say whether a parked tool call may run. Run the turn again afterwards."""
+    from turnkeeper.cli.settling import decide_call
+
+    return await decide_call(store, turn, scope, round, slot, approved=not deny, who=who, why=why, valid=valid)
+
+
+@app.command
+async def export(
+    turn: TurnId,
+    *,
+    at: Annotated[int | None, Parameter(help="As it was at this sequence number.")] = None,
+    format: Annotated[  # noqa: A002  # the field's word
+        Literal["json", "yaml"] | None, Parameter(help="By the file's name, else JSON.")
+    ] = None,
+    output: Annotated[Path | None, Parameter(help="Write to this file.")] = None,
+    events: Annotated[bool, Parameter(negative="", help="The events instead, one JSON object a line.")] = False,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+) -> int:
+    """Write a turn's portable checkpoint (EngineCheckpoint), from which it can be gone on with elsewhere."""
+    from turnkeeper.cli.exchange import export_turn
+
+    return await export_turn(store, turn, scope, at=at, form=format, output=output, events=events)
+
+
+@app.command(name="import")
+async def import_checkpoint(
+    file: Annotated[Path, Parameter(help="An EngineCheckpoint, in JSON or YAML.")],
+    *,
+    format: Annotated[  # noqa: A002  # the field's word
+        Literal["json", "yaml"] | None, Parameter(help="By the file's name, else JSON.")
+    ] = None,
+    store: StoreUrl = _DEFAULT_STORE,
+    json: Json = False,
+) -> int:
+    """Begin a turn with a portable checkpoint; it is refused, and nothing written, where it contradicts itself."""
+    from turnkeeper.cli.exchange import import_turn
+
+    return await import_turn(store, file, form=format, as_json=json)
+
+
+@app.command
 async def resolve_reply(
     turn: TurnId,
     *,

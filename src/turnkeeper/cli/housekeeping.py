@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from msgspec import to_builtins
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from turnkeeper.cli.durations import seconds_of
 from turnkeeper.cli.output import moment_iso, print_json, size
-from turnkeeper.errors import InvalidInput
 from turnkeeper.keeper import Keeper, migrate_store, open_store
 from turnkeeper.moving import copy_logs
-
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def seconds_of(age: str) -> int:
-    """The seconds of an age like `15m`.
-
-    Raises:
-        InvalidInput: it is not written like that.
-    """
-    found = re.fullmatch(r"(\d+)([smhd])", age)
-    if found is None:
-        raise InvalidInput("--older-than", f"{age!r} is not an age; write 90s, 15m, 12h or 7d")
-    return int(found[1]) * _UNITS[found[2]]
 
 
 async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool) -> int:
     """Remove old completed turns, and say how many went and stayed."""
-    age = seconds_of(older_than)
+    age = seconds_of(older_than, "--older-than")
     async with Keeper(await open_store(url, create=False)) as keeper:
         pruned = await keeper.prune(older_than_seconds=age, dry_run=dry_run)
     if as_json:
