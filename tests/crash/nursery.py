@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -89,18 +91,22 @@ def _heard(pipe: int, process: int) -> dict[str, Any]:
 
 
 async def _warm_up() -> None:
-    """Load what is otherwise loaded at its first use, so that no child has to."""
+    """Load what is otherwise loaded at its first use, so that no child has to. Opens nothing: a connection that is there when
+    children are forked would be every child's."""
     import anyio.lowlevel
 
     from tests.crash import scenario
 
     assert scenario.perform
+    for store in ("sqlite", "postgres", "redis"):
+        importlib.import_module(f"turnkeeper.stores.{store}")
     await anyio.lowlevel.checkpoint()  # loads the event loop's own part
 
 
 def main() -> None:
     """Fork a child for each line of the standard input, and tell how it ended."""
     asyncio.run(_warm_up())
+    assert threading.active_count() == 1, "a lock that a thread holds stays locked in every child"
     gc.freeze()
     for line in sys.stdin:
         reading, writing = os.pipe()

@@ -7,8 +7,9 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
+from tests.conformance.support import ClockedStore
 from tests.crash.ledger import Ledger
 from tests.engine.wrapped import WrappedStore
 from turnkeeper import (
@@ -28,10 +29,10 @@ from turnkeeper.engine.stored import stored_messages
 from turnkeeper.engine.tools import Policy, Tool
 from turnkeeper.engine.transcript import check_pairs
 from turnkeeper.engine.wire import to_builtins
+from turnkeeper.keeper import open_store
 from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, Position
 from turnkeeper.log.store import Store
 from turnkeeper.models.scripted import calls, text
-from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn import records as r
 from turnkeeper.turn.history import TurnHistory
 from turnkeeper.turn.names import ToolCallState, TurnPhase
@@ -39,7 +40,6 @@ from turnkeeper.turn.state import TurnRules, final_text, find_round
 
 T = TypeVar("T")
 
-TURN: Final = "the turn"
 LEASE: Final = 60.0
 """Longer than any run takes, so that no renewal adds a boundary by chance. Over it goes the store's clock."""
 ROUNDS: Final = (1, 3, 2)
@@ -98,11 +98,12 @@ class MortalStore(WrappedStore):
 class World:
     """The model, the tools and the channel of the turn. All of them write to the ledger, and none of them looks into it."""
 
-    def __init__(self, ledger: Ledger, boundaries: Boundaries, policy: Policy, life: int) -> None:
+    def __init__(self, ledger: Ledger, boundaries: Boundaries, policy: Policy, life: int, placeholder: str) -> None:
         self.ledger = ledger
         self._reach = boundaries.reach
         self._policy = policy
         self._life = life
+        self._insert = f"INSERT INTO effects VALUES ({placeholder}, {placeholder})"
 
     def agent(self, *, parallel_tools: bool) -> Agent:
         """The model with its tools."""
@@ -122,14 +123,14 @@ class World:
         return calls(*requests, spoken=f"round {request.round_index}")
 
     def _effect(self, context: ToolContext, name: str, n: int) -> str:
-        """An effect and what it gives. That of a transactional tool goes into a table of its own in the store's file."""
+        """An effect and what it gives. That of a transactional tool goes into a table of its own beside the store's."""
         result = f"{name} {n} is done"
         self._reach("before an effect")
         if context.transaction is None:
             self.ledger.write("effect", operation_id=context.operation_id, result=result)
         else:
             context.transaction.execute("CREATE TABLE IF NOT EXISTS effects (operation_id TEXT, result TEXT)")
-            context.transaction.execute("INSERT INTO effects VALUES (?, ?)", (context.operation_id, result))
+            context.transaction.execute(self._insert, (context.operation_id, result))
         self._reach("behind an effect")
         return result
 
@@ -187,24 +188,35 @@ class World:
         return rows[0]["message"] if rows else None
 
 
-async def _settle(keeper: Keeper, world: World, result: TurnResult) -> None:
+async def _settle(keeper: Keeper, turn: str, world: World, result: TurnResult) -> None:
     """The operator: looks into the ledger, and says what is there."""
-    session = keeper.session(TURN)
+    session = keeper.session(turn)
     for round_index, slot_index in result.open_slots:
         rows = world.ledger.rows("effect", operation_id=session.logical_operation_id(round_index, slot_index))
         found, settled = (rows[0]["result"], "happened") if rows else (None, "did_not_happen")
         await keeper.resolve_tool(
-            TURN, round_index, slot_index, settled, who="operator", why="as the ledger says", result=found
+            turn, round_index, slot_index, settled, who="operator", why="as the ledger says", result=found
         )
     if not result.open_slots:
         snapshot = await session.load()
         assert snapshot is not None
         assert snapshot.reply_message_key is not None
         sent = world.sent(snapshot.reply_message_key)
-        await keeper.resolve_delivery(TURN, sent, who="operator", why="as the ledger says")
+        await keeper.resolve_delivery(turn, sent, who="operator", why="as the ledger says")
 
 
-async def perform(*, path: str, ledger: str, policy: str, parallel: bool, life: int, die_at: int) -> dict[str, Any]:
+async def _open(url: str, life: int) -> Store:
+    """The store, behind every lease of the processes that were there before."""
+    store = await open_store(url)
+    # The test clock of a file or a database stands where the process before has left it; that of Redis is this object's alone.
+    leases = life if url.startswith("redis") else 1
+    await cast("ClockedStore", store).advance_clock(round(leases * LEASE * 1000))
+    return store
+
+
+async def perform(
+    *, url: str, turn: str, ledger: str, policy: str, parallel: bool, life: int, die_at: int
+) -> dict[str, Any]:
     """One process: opens the store behind every lease of the one before, goes on with the turn, and tells of it.
 
     Args:
@@ -212,22 +224,22 @@ async def perform(*, path: str, ledger: str, policy: str, parallel: bool, life: 
         die_at: the boundary to die at, counted from 1; 0 for none.
     """
     boundaries = Boundaries(die_at)
-    inner = await SqliteStore.open(path)
-    await inner.advance_clock(round(LEASE * 1000))
-    world = World(Ledger(Path(ledger)), boundaries, Policy(policy), life)
+    inner = await _open(url, life)
+    placeholder = "%s" if url.startswith("postgresql:") else "?"
+    world = World(Ledger(Path(ledger)), boundaries, Policy(policy), life, placeholder)
     agent = world.agent(parallel_tools=parallel)
     async with Keeper(MortalStore(inner, boundaries)) as keeper:
-        world.ledger.write("found", life=life, **_found(await keeper.history(TURN)))
+        world.ledger.write("found", life=life, **_found(await keeper.history(turn)))
         for _ in range(20):
             # Nobody else is there: to wait would mean that a dead process's lease outlives its time.
-            result = await keeper.run(agent, "go", turn_id=TURN, reply=world.port(), wait=False)
+            result = await keeper.run(agent, "go", turn_id=turn, reply=world.port(), wait=False)
             if result.status == "success":
                 break
             assert result.status == "reconciliation_required", result
-            await _settle(keeper, world, result)
+            await _settle(keeper, turn, world, result)
         else:
             raise AssertionError("the turn does not come to its end")
-        history = await keeper.history(TURN)
+        history = await keeper.history(turn)
         assert history is not None
         return {"boundaries": boundaries.passed, "end": _told(history)}
 

@@ -1,7 +1,7 @@
 """Real sessions on a real store, driven at random by several workers, against `reference.py` (invariants of flows.md).
 
 Every answer is compared, and behind every step the whole turn as another worker sees it. Time is the store's, and moves only
-when the test moves it.
+when the test moves it; where a server's clock runs as well (`test_stateful_servers.py`), by what comes to nothing beside a tick.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.conformance.support import ClockedStore
 from tests.model.reference import CLAIM_LEASE, EXECUTION_LEASE, Answer, Call, Error, Journal
 from turnkeeper.errors import TurnCheckpointConflict, TurnCheckpointError
 from turnkeeper.log import frames
@@ -29,7 +30,6 @@ from turnkeeper.turn.state import TurnRules, TurnState, find_slot
 
 T = TypeVar("T")
 
-TRACE: Final = "trace"
 WORKERS: Final = 3
 BEGINNING: Final = 1_000_000_000
 TICK: Final = 250_000
@@ -89,15 +89,27 @@ def _raised(e: TurnCheckpointError) -> Error:
 class Turn(RuleBasedStateMachine):
     """One turn, several sessions of it, and the reference."""
 
+    trace = "trace"
+    past_the_last_tick = 1
+    """The proof deadline's distance to the last tick that is before it, in milliseconds: room for a clock that runs."""
+
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.store = self.run(SqliteStore.open(":memory:", clock=lambda: BEGINNING))
+        self.store = self.run(self.open())
         self.sessions: list[TurnCheckpointSession] = []
         self.tokens: list[str] = []
         self.lives = 0
         self.effects: dict[str, int] = {}
         self.fences: dict[tuple[int, int], tuple[str, int]] = {}
+
+    async def open(self) -> ClockedStore:
+        """The store of this walk, without its turn. Here it is in memory, and its clock stands still."""
+        return await SqliteStore.open(":memory:", clock=lambda: BEGINNING)
+
+    async def close(self) -> None:
+        """Let go of it."""
+        await self.store.close()
 
     def run(self, awaitable: Awaitable[T]) -> T:
         """Run on the machine's own loop."""
@@ -107,10 +119,12 @@ class Turn(RuleBasedStateMachine):
 
         return self.runner.run(waited())
 
-    @initialize(deadline=st.sampled_from([0, 0, BEGINNING + 10 * TICK + 1]), report=flags, started=usually)
-    def settings_of_all(self, deadline: int, report: bool, started: bool) -> None:
-        """The settings that all workers share."""
-        self.journal = Journal(deadline, report, now=BEGINNING)
+    @initialize(ticks=st.sampled_from([0, 0, 10]), report=flags, started=usually)
+    def settings_of_all(self, ticks: int, report: bool, started: bool) -> None:
+        """The settings that all workers share; `ticks` until the proof deadline, or 0 for none."""
+        beginning = self.run(self.store.read("turn:none")).now
+        deadline = beginning + ticks * TICK + self.past_the_last_tick if ticks else 0
+        self.journal = Journal(deadline, report, now=beginning)
         for worker in range(WORKERS):
             self.sessions.append(self._session())
             self.tokens.append(f"worker {worker}")
@@ -120,7 +134,7 @@ class Turn(RuleBasedStateMachine):
     def _session(self) -> TurnCheckpointSession:
         return TurnCheckpointSession(
             self.store,
-            TRACE,
+            self.trace,
             claim_lease_seconds=CLAIM_LEASE / 1000,
             execution_lease_seconds=EXECUTION_LEASE / 1000,
             proof_deadline_ms=self.journal.proof_deadline,
@@ -134,7 +148,7 @@ class Turn(RuleBasedStateMachine):
                 self._replay()
                 self._audit_log()
         finally:
-            self.run(self.store.close())
+            self.run(self.close())
             self.runner.close()
 
     @rule(act=actions)
@@ -454,8 +468,7 @@ def _wire(call: Call) -> dict[str, Any]:
 # Generous: on a machine that does much else, hypothesis needs several times the forty seconds that it takes alone.
 pytestmark = pytest.mark.timeout(600)
 
-TestTurn = Turn.TestCase
-TestTurn.settings = settings(
+WALKS: Final = settings(
     max_examples=100,
     stateful_step_count=40,
     deadline=None,
@@ -463,3 +476,6 @@ TestTurn.settings = settings(
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+TestTurn = Turn.TestCase
+TestTurn.settings = WALKS

@@ -270,7 +270,7 @@ class RedisStore:
     async def erase(self, key: str, *, unchanged_since: int | None = None) -> bool:
         """See `turnkeeper.log.store.Store.erase`."""
         server, tail = await self.server(), _optional(unchanged_since)
-        reply, _ = await server.run(scripts.ERASE, self._index.key_of(key), tail, repeatable=False)
+        reply, _ = await server.run(scripts.ERASE, self._index.key_of(key), tail, self._offset, repeatable=False)
         self._check(key, reply)
         if reply[1]:
             self._indexed.discard(key)

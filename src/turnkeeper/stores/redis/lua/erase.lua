@@ -1,7 +1,7 @@
 -- Drop a log, if it ends where the caller says. See `Store.erase`.
--- ARGV: tail, or empty for any.
+-- ARGV: tail, or empty for any; the test clock's offset.
 
-local log, refusal = look(0)
+local log, refusal = look(tonumber(ARGV[2]))
 if refusal then
   return refusal
 end

@@ -1,0 +1,108 @@
+"""Where the crash tests keep their turns: on every store, in lanes whose clocks nobody else moves."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+import psycopg
+
+from tests.crash.ledger import Ledger
+from tests.crash.nursery import Ended, Nursery
+from turnkeeper.engine.tools import Policy
+
+STORES: Final = ("sqlite file", "postgres", "redis", "redis resp3", "redis cluster")
+TRANSACTIONAL: Final = ("sqlite file", "postgres")
+"""The stores whose transaction can hold a tool's effect."""
+LANES: Final = 2
+"""Turns that are killed at the same time."""
+
+
+class Lane(NamedTuple):
+    """A helper process, and what only the turn that is in the lane uses at the time."""
+
+    number: int
+    nursery: Nursery
+
+
+class Lanes:
+    """The lanes, and the threads of the test that wait for what happens in them."""
+
+    def __init__(self, helpers: Sequence[Nursery]) -> None:
+        self._free: SimpleQueue[Lane] = SimpleQueue()
+        for number, helper in enumerate(helpers):
+            self._free.put(Lane(number, helper))
+        self.threads = ThreadPoolExecutor(len(helpers))
+
+    @contextmanager
+    def taken(self) -> Generator[Lane]:
+        """A lane, until the block is left."""
+        lane = self._free.get()
+        try:
+            yield lane
+        finally:
+            self._free.put(lane)
+
+
+class Case:
+    """A turn of its own, and the processes that are at it one behind the other."""
+
+    def __init__(self, nursery: Nursery, url: str, folder: Path, policy: Policy, *, parallel: bool) -> None:
+        self._nursery = nursery
+        self._url = url
+        # Nobody else has the folder, so nobody else on the server has the turn.
+        self.turn = str(folder)
+        self.policy = policy
+        ledger = folder / "ledger"
+        self._job = {"url": url, "turn": self.turn, "ledger": str(ledger), "policy": policy, "parallel": parallel}
+        self.ledger = Ledger(ledger)
+        self.lives = 0
+
+    def live(self, die_at: int = 0) -> Ended:
+        """Let a process at the turn; it dies at that boundary."""
+        ended = self._nursery.run({**self._job, "life": self.lives, "die_at": die_at})
+        self.lives += 1
+        return ended
+
+    def effects(self, operations: Sequence[str]) -> list[str]:
+        """The operation ids of the turn's effects that happened, as often as they did; `operations` are all that it has."""
+        if self.policy is not Policy.TRANSACTIONAL:
+            return [row["operation_id"] for row in self.ledger.rows("effect")]
+        look = "SELECT operation_id FROM effects"
+        rows: list[tuple[Any, ...]]
+        if self._url.startswith("postgresql:"):
+            # The table is the lane's, and has the effects of the turns that were in it before.
+            with psycopg.connect(self._url) as connection:
+                rows = connection.execute(f"{look} WHERE operation_id = ANY(%s)", [list(operations)]).fetchall()
+        else:
+            with closing(sqlite3.connect(self._url.removeprefix("sqlite:///"))) as connection:
+                rows = connection.execute(look).fetchall()
+        return [operation for (operation,) in rows]
+
+
+class Stage:
+    """One store, for the cases of one test."""
+
+    def __init__(self, name: str, lanes: Lanes, folder: Path, url: Callable[[int, Path], str]) -> None:
+        """
+        Args:
+            url: the store's, for a lane and a case's folder.
+        """
+        self.name = name
+        self.lanes = lanes
+        self._folder = folder
+        self._url = url
+
+    @contextmanager
+    def case(self, name: str, policy: Policy, *, parallel: bool) -> Generator[Case]:
+        """A turn, alone in a lane from its first process to its last: a later process moves the clock of PostgreSQL's database
+        behind every lease, which a turn beside it would not survive."""
+        folder = self._folder / name
+        folder.mkdir()
+        with self.lanes.taken() as lane:
+            yield Case(lane.nursery, self._url(lane.number, folder), folder, policy, parallel=parallel)
