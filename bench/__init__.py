@@ -1,1 +1,1 @@
-"""Benchmarks: what a durable turn costs beside the bare floor of the same disk. Run as `python -m bench`."""
+"""Benchmarks: what a durable turn costs beside the bare floor of the same store. Run as `python -m bench`."""

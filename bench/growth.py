@@ -10,15 +10,14 @@ from typing import Final, NamedTuple
 
 from bench.drivers import Journal
 from bench.findings import Finding
-from bench.recording import RecordingStore
-from bench.scratch import scratch
+from bench.measured import Measured
+from bench.recording import recording
 from bench.workload import Shape, turns
-from turnkeeper.stores.sqlite import SqliteStore
 
 ROUNDS: Final = (10, 50, 100, 200)
 _AROUND: Final = 4
 """Rounds before and behind each that are measured with it."""
-_SETS: Final = 4
+_SETS: Final = 3
 
 
 class _Round(NamedTuple):
@@ -27,38 +26,37 @@ class _Round(NamedTuple):
     stored: int
 
 
-async def measure(progress: Callable[[str], None]) -> list[Finding]:
+async def measure(measured: Measured, progress: Callable[[str], None]) -> list[Finding]:
     """A turn at each of the rounds, going on in turns: what else the machine does weighs on all of them."""
     samples: dict[int, list[_Round]] = {number: [] for number in ROUNDS}
     for number in range(_SETS):
         progress(f"rounds {', '.join(map(str, ROUNDS))} ({number + 1} of {_SETS})")
-        for depth, found in (await _set(number)).items():
+        for depth, found in (await _set(measured, number)).items():
             samples[depth] += found
     return [finding for depth in ROUNDS for finding in _findings(depth, samples)]
 
 
-async def _set(number: int) -> dict[int, list[_Round]]:
+async def _set(measured: Measured, number: int) -> dict[int, list[_Round]]:
     given = [turns(Shape(depth + _AROUND, 2, 2048), 1, seed=100 * number + depth)[0] for depth in ROUNDS]
     found: dict[int, list[_Round]] = {depth: [] for depth in ROUNDS}
-    with scratch() as folder:
-        async with await SqliteStore.open(folder / "turns.db") as sqlite:
-            store = RecordingStore(sqlite)
-            journals = [Journal(store, turn, fused=False) for turn in given]
+    async with measured.open() as opened:
+        store = recording(opened)
+        journals = [Journal(store, turn, fused=False) for turn in given]
 
-            async def prepare(depth: int, journal: Journal) -> None:
-                await journal.start()
-                for index in range(depth - _AROUND - 1):
-                    await journal.round(index)
+        async def prepare(depth: int, journal: Journal) -> None:
+            await journal.start()
+            for index in range(depth - _AROUND - 1):
+                await journal.round(index)
 
-            await asyncio.gather(*map(prepare, ROUNDS, journals))
-            for step in range(-_AROUND, _AROUND + 1):
-                for depth, journal in zip(ROUNDS, journals, strict=True):
-                    written = store.written[journal.session.key]
-                    before = sum(map(len, written))
-                    wall, cpu = time.perf_counter(), time.process_time()
-                    await journal.round(depth - 1 + step)
-                    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-                    found[depth].append(_Round(wall, cpu, sum(map(len, written)) - before))
+        await asyncio.gather(*map(prepare, ROUNDS, journals))
+        for step in range(-_AROUND, _AROUND + 1):
+            for depth, journal in zip(ROUNDS, journals, strict=True):
+                written = store.written[journal.session.key]
+                before = sum(map(len, written))
+                wall, cpu = time.perf_counter(), time.process_time()
+                await journal.round(depth - 1 + step)
+                wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+                found[depth].append(_Round(wall, cpu, sum(map(len, written)) - before))
     return found
 
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import anyio
-
 from bench.drivers import Driver
-from bench.scratch import scratch
+from bench.measured import opened
 from bench.workload import Turn
 from turnkeeper.log.record import NOWHERE, Appended, Behind, Guard, GuardFailed, Head, HeadQuery, Position, Tail
-from turnkeeper.log.store import Promise
-from turnkeeper.stores.sqlite import SqliteStore
+from turnkeeper.log.store import Promise, Store, TransactionalStore
 
 T = TypeVar("T")
 
+IN_MEMORY: Final = "sqlite:///:memory:"
+"""Where to record when only the bytes matter: they are the same on every store, and here they come soonest."""
 _AT_ONCE: Final = 32
+_HEAD: Final = Head(kind="turn", phase="replayed")
 
 
 class RecordingStore:
-    """Passes everything on to a SQLite store, and keeps the bodies of every append that was made, by key."""
+    """Passes everything on to another store, and keeps the bodies of every append that was made, by key."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self.written: dict[str, list[bytes]] = {}
         """For each log, the bytes of each durable write in order."""
@@ -48,28 +47,6 @@ class RecordingStore:
         )
         if isinstance(outcome, Appended):
             self._record(key, records)
-        return outcome
-
-    async def append_with(
-        self,
-        key: str,
-        effect: Callable[[Any], T],
-        records: Callable[[T], Sequence[bytes]],
-        *,
-        expected: Position,
-        head: Head,
-        guard: Guard | None = None,
-    ) -> tuple[T, Appended] | Behind | GuardFailed:
-        """Append with an effect, and record it."""
-        bodies: list[bytes] = []
-
-        def keep(result: T) -> list[bytes]:
-            bodies[:] = records(result)
-            return bodies
-
-        outcome = await self._store.append_with(key, effect, keep, expected=expected, head=head, guard=guard)
-        if not isinstance(outcome, Behind | GuardFailed):
-            self._record(key, bodies)
         return outcome
 
     async def read(self, key: str, *, after: Position = NOWHERE) -> Tail:
@@ -97,29 +74,55 @@ class RecordingStore:
         await self._store.close()
 
 
-async def record(driver: Driver, turns: list[Turn]) -> list[list[bytes]]:
-    """Drive `turns`, unmeasured: the durable writes of each."""
-    with scratch() as folder:
-        async with await SqliteStore.open(folder / "turns.db") as store:
-            recordings = [RecordingStore(store) for _ in turns]
-            for first in range(0, len(turns), _AT_ONCE):
-                some = range(first, min(first + _AT_ONCE, len(turns)))
-                await asyncio.gather(*(driver.run(recordings[number], turns[number]) for number in some))
-    return [[body for bodies in recording.written.values() for body in bodies] for recording in recordings]
+class RecordingTransactionalStore(RecordingStore):
+    """The same on a store that takes effects into its transaction, so that the engine finds it able to."""
+
+    def __init__(self, store: Store, transactional: TransactionalStore) -> None:
+        super().__init__(store)
+        self._transactional = transactional
+
+    async def append_with(
+        self,
+        key: str,
+        effect: Callable[[Any], T],
+        records: Callable[[T], Sequence[bytes]],
+        *,
+        expected: Position,
+        head: Head,
+        guard: Guard | None = None,
+    ) -> tuple[T, Appended] | Behind | GuardFailed:
+        """Append with an effect, and record it."""
+        bodies: list[bytes] = []
+
+        def keep(result: T) -> list[bytes]:
+            bodies[:] = records(result)
+            return bodies
+
+        outcome = await self._transactional.append_with(key, effect, keep, expected=expected, head=head, guard=guard)
+        if not isinstance(outcome, Behind | GuardFailed):
+            self._record(key, bodies)
+        return outcome
 
 
-async def stored_in_file(driver: Driver, turns: list[Turn]) -> int:
-    """Bytes by which a SQLite file grows when it takes in `turns`."""
-    with scratch() as folder:
-        path = folder / "turns.db"
-        before = await _size(path)
-        async with await SqliteStore.open(path) as store:
-            for turn in turns:
-                await driver.run(store, turn)
-        return await _size(path) - before
+def recording(store: Store) -> RecordingStore:
+    """A recording store on `store` that can do what it can."""
+    return RecordingTransactionalStore(store, store) if isinstance(store, TransactionalStore) else RecordingStore(store)
 
 
-async def _size(path: Path) -> int:
-    async with await SqliteStore.open(path) as store:
-        await store.tidy()
-    return (await anyio.Path(path).stat()).st_size
+async def record(url: str, driver: Driver, turns: list[Turn]) -> list[list[bytes]]:
+    """Drive `turns` on the empty store of a URL, unmeasured: the durable writes of each."""
+    async with opened(url) as store:
+        recordings = [recording(store) for _ in turns]
+        for first in range(0, len(turns), _AT_ONCE):
+            some = range(first, min(first + _AT_ONCE, len(turns)))
+            await asyncio.gather(*(driver.run(recordings[number], turns[number]) for number in some))
+    return [[body for bodies in one.written.values() for body in bodies] for one in recordings]
+
+
+async def replay(store: Store, key: str, bodies: list[bytes]) -> None:
+    """Append what was recorded, one behind the other: what a store costs without a turn's rules above it."""
+    position = NOWHERE
+    for body in bodies:
+        outcome = await store.append(key, [body], expected=position, head=_HEAD)
+        assert isinstance(outcome, Appended), outcome
+        position = outcome.position

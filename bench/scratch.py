@@ -23,3 +23,8 @@ def scratch() -> Generator[Path]:
 def disk() -> str:
     """The type of the file system that is measured on, for the report."""
     return file_system_type(_BUILD.parent) or "unknown file system"
+
+
+def servers_disk() -> str:
+    """The same of where servers keep their data: temporary folders, which `TMPDIR` puts elsewhere."""
+    return file_system_type(Path(tempfile.gettempdir())) or "unknown file system"
