@@ -36,6 +36,8 @@ UNION ALL SELECT 'index ' || pg_get_indexdef(i.indexrelid) FROM pg_index i JOIN 
 UNION ALL SELECT 'function ' || p.proname || '(' || pg_get_function_arguments(p.oid) || ') returns '
         || pg_get_function_result(p.oid) || ' ' || p.provolatile::text
     FROM pg_proc p WHERE p.pronamespace = '{schema}'::regnamespace
+UNION ALL SELECT 'trigger ' || pg_get_triggerdef(t.oid) FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+    WHERE c.relnamespace = '{schema}'::regnamespace AND NOT t.tgisinternal
 UNION ALL SELECT 'meta ' || name || ' ' || value FROM {schema}.meta
 ORDER BY 1
 """

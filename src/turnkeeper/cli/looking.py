@@ -17,7 +17,7 @@ from turnkeeper.log import values
 from turnkeeper.log.record import Head
 from turnkeeper.turn.history import TurnHistory
 from turnkeeper.turn.names import TurnPhase
-from turnkeeper.turn.state import Round, TurnState, final_text, thaw_messages
+from turnkeeper.turn.state import Round, final_text, rounds_of, thaw_messages
 
 
 async def _open(url: str) -> Keeper:
@@ -100,7 +100,7 @@ def _turn_json(turn_id: str, scope: str, history: TurnHistory) -> dict[str, Any]
         "sequence": len(history.entries),
         "tail": history.tail,
         "model_calls": state.model_calls,
-        "rounds": [_round_json(round_) for round_ in _rounds(state)],
+        "rounds": [_round_json(round_) for round_ in rounds_of(state)],
         "messages": thaw_messages(state.transcript),
         "final_text": final_text(state),
         "reply": state.delivery
@@ -111,15 +111,6 @@ def _turn_json(turn_id: str, scope: str, history: TurnHistory) -> dict[str, Any]
             for entry in history.entries
         ],
     }
-
-
-def _rounds(state: TurnState) -> list[Round]:
-    rounds: list[Round] = []
-    round_ = state.round
-    while round_ is not None:
-        rounds.append(round_)
-        round_ = round_.previous
-    return rounds[::-1]
 
 
 def _round_json(round_: Round) -> dict[str, Any]:
@@ -173,7 +164,7 @@ def _print_turn(turn_id: str, scope: str, history: TurnHistory) -> None:
         )
         before = entry.at
     console.print(table)
-    for round_ in _rounds(state):
+    for round_ in rounds_of(state):
         for index, (call, slot) in enumerate(zip(round_.calls, round_.slots, strict=True)):
             standing = "untouched" if slot is None else f"{slot.state.value} (fence {slot.fence})"
             if slot is not None and slot.resolution is not None:

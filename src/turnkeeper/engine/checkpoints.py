@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from turnkeeper.engine.identity import RunIdentity
+from turnkeeper.engine.identity import METADATA_KEY, RunIdentity
 from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_messages, stored_response, stored_result
-from turnkeeper.engine.transcript import request_ids
+from turnkeeper.engine.transcript import assistant_messages, request_ids
+from turnkeeper.engine.usage import NOTHING, usage_of
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
     InvocationContextState,
@@ -21,10 +22,11 @@ from turnkeeper.engine.wire import (
     ModelToolResult,
     Outcome,
     Portability,
+    to_builtins,
 )
 from turnkeeper.turn.identity import derived_id
 from turnkeeper.turn.names import TurnPhase
-from turnkeeper.turn.state import Round, Slot, TurnState
+from turnkeeper.turn.state import Round, Slot, TurnState, rounds_of
 
 
 class Standing(NamedTuple):
@@ -37,16 +39,6 @@ class Standing(NamedTuple):
     invocation_id: str | None
     attempt: int
     """Of that model call, counted from zero."""
-
-
-def rounds_of(state: TurnState) -> list[Round]:
-    """The rounds, oldest first."""
-    found: list[Round] = []
-    round_ = state.round
-    while round_ is not None:
-        found.append(round_)
-        round_ = round_.previous
-    return found[::-1]
 
 
 def named_response(round_: Round) -> ModelInvocationResponse:
@@ -93,9 +85,20 @@ def accepted_answers(state: TurnState, identity: RunIdentity) -> int:
     begun_with, here = identity.begun_with, len(rounds_of(state))
     if begun_with is None:
         return here
-    # The answer whose tools were under way is counted there, and stands in our log as well.
-    counted_twice = here > 0 and state.first_round == begun_with.iteration and not begun_with.resume_same_iteration
-    return begun_with.completed_model_iterations + here - counted_twice
+    return begun_with.completed_model_iterations + here - (here > 0 and was_held(state, begun_with))
+
+
+def was_held(state: TurnState, begun_with: EngineCheckpoint) -> bool:
+    """Whether the first decision of an imported turn came with its checkpoint: its tools were under way there."""
+    undecided = begun_with.resume_same_iteration or begun_with.model_reconciliation is not None
+    return state.first_round == begun_with.iteration and not undecided
+
+
+def _unchanged_since(state: TurnState, begun_with: EngineCheckpoint | None) -> EngineCheckpoint | None:
+    """The checkpoint that a turn was imported from, where it comes next to ask the model, or nothing, just as there."""
+    if begun_with is None or state.round is not None or state.model is not None:
+        return None
+    return begun_with if begun_with.resume_same_iteration or state.first_round > begun_with.iteration else None
 
 
 def canonical_messages(state: TurnState) -> list[Message]:
@@ -103,7 +106,7 @@ def canonical_messages(state: TurnState) -> list[Message]:
     messages = stored_messages(state)
     round_ = state.round
     if round_ is not None and state.phase is TurnPhase.ASSISTANT_RESERVED and not round_.calls:
-        messages += stored_response(round_).assistant_messages
+        messages += assistant_messages(stored_response(round_), round_.index)
     return messages
 
 
@@ -164,6 +167,12 @@ def checkpoint_of(standing: Standing) -> EngineCheckpoint:
     asked = state.model is not None and (again or unknown is not None)
     folded = state.phase is not TurnPhase.ASSISTANT_RESERVED
     final = held is not None and not held.tool_requests
+    iteration = state.current_round + 1 if asked or state.round is None else state.current_round
+    output = None if held is None else held.output
+    same = _unchanged_since(state, begun_with)
+    if same is not None:
+        iteration, undecided, again = same.iteration, same.resume_same_iteration, same.policy_applied_for_iteration
+        output, final = same.pending_output, same.final_output_ready
     return EngineCheckpoint(
         id=derived_id("checkpoint", state.trace_id, state.scope, standing.sequence),
         session_id=identity.session_id or "",
@@ -171,7 +180,7 @@ def checkpoint_of(standing: Standing) -> EngineCheckpoint:
         run_id=identity.run_id or "",
         parent_run_id=identity.parent_run_id,
         delegation_depth=identity.delegation_depth,
-        iteration=state.current_round + 1 if asked or state.round is None else state.current_round,
+        iteration=iteration,
         last_sequence=standing.sequence,
         messages=canonical_messages(state),
         stable_prefix_messages=stable_prefix(state, identity),
@@ -182,11 +191,21 @@ def checkpoint_of(standing: Standing) -> EngineCheckpoint:
         completed_model_iterations=accepted_answers(state, identity),
         reconciliation_required=unknown is not None or any(not call.closed for call in state.ambiguous),
         model_reconciliation=unknown,
-        pending_output=None if held is None else held.output,
+        pending_output=output,
         final_output_ready=final,
         pending_model_response=None if folded or final else held,
         # 5.2, 1: before the first decision, whoever resumes calls the model of the same iteration.
         resume_same_iteration=undecided,
         policy_applied_for_iteration=again,
         context_state=context_state(state, identity),
+        metadata=_metadata(state, identity),
     )
+
+
+def _metadata(state: TurnState, identity: RunIdentity) -> dict[str, Any] | None:
+    """The host's own, as imported, and the tokens that were used (5.1, 7), if anything says so."""
+    kept = dict((identity.begun_with and identity.begun_with.metadata) or {})
+    usage = usage_of(state, identity)
+    if usage != NOTHING:
+        kept[METADATA_KEY] = {"usage": to_builtins(usage)}
+    return kept or None

@@ -46,6 +46,8 @@ class Emitter:
         self._position = NOWHERE
         self._told = 0
         self._begun = False
+        self._waiting: list[Write] = []
+        """Followed and not handed over yet; where the port fails, what comes later must not overtake it."""
 
     async def begin(self) -> None:
         """Take note of what the log holds already: a port that keeps count gets what it lacks, another one what comes next."""
@@ -77,16 +79,16 @@ class Emitter:
         return list(self._projection.follow(decode_entries(self._turn.key, tail.records)))
 
     async def _hand_over(self, writes: list[Write]) -> None:
-        for write in writes:
+        self._waiting += writes
+        while self._waiting:
+            write = self._waiting[0]
             events = [event for event in write.events if event.sequence > self._told]
-            if not events:
-                continue
             try:
-                if write.checkpoint is None:
-                    for event in events:
-                        await self._port.append(event)
-                else:
+                if events and write.checkpoint is not None:
                     await self._port.append_with_checkpoint(events, write.checkpoint)
+                elif events:
+                    await self._port.append(events[0])  # what has no checkpoint is one event
             except Exception as e:
                 raise DurabilityFailed(write.kinds[0].value, write.checkpoint, e) from e
-            self._told = write.last_sequence
+            self._told = max(self._told, write.last_sequence)
+            del self._waiting[0]

@@ -18,6 +18,7 @@ from turnkeeper.engine.checkpoints import (
     named_response,
     slot_result,
     snapshot_of,
+    was_held,
 )
 from turnkeeper.engine.identity import RunIdentity, identity_of
 from turnkeeper.engine.wire import (
@@ -182,10 +183,12 @@ class Projection:
             case r.DeliveryReserved():
                 self._commit()
                 self._append(_Kind.POST_COMMIT_STARTED, lambda: {"effectId": record.key}, invoked=False)
-            case r.DeliveryClaimed():
+            case r.DeliveryClaimed() if self._is_sent_again(before):
                 self._post_commit(_Kind.POST_COMMIT_STARTED)
             case r.DeliveryUnknown():
                 self._post_commit(_Kind.POST_COMMIT_FAILED, message=record.reason)
+            case r.DeliveryResolved() if not self._is_doubted(before):
+                self._post_commit(_Kind.POST_COMMIT_FAILED, message=record.why)
             case r.Delivered():
                 self._post_commit(_Kind.POST_COMMIT_COMPLETED)
             case r.Completed():
@@ -205,7 +208,9 @@ class Projection:
             self._invocation = begun_with.active_invocation_id
         self._running = True
         # 5.2, 1: with a checkpoint, so that a turn that dies in its first model call is found, and no event that tells of it.
-        planned = self._plan(_Kind.TURN_STARTED, self._started_payload(self.state.first_round), placed=False)
+        final = begun_with is not None and begun_with.final_output_ready
+        iteration = begun_with.iteration if begun_with is not None and final else self.state.first_round
+        planned = self._plan(_Kind.TURN_STARTED, self._started_payload(iteration), placed=False)
         self._write([planned], checkpoint=True)
 
     def _started_payload(self, iteration: int) -> Callable[[], Any]:
@@ -233,10 +238,12 @@ class Projection:
             self._owner = record.owner
 
     def _stopped(self, record: r.RunStopped) -> None:
+        self._running, self._owner = False, None
+        if self._committed:
+            return  # 2.1, 10: what comes behind a commit does not undo it; that the reply failed is told already
         cancelled = record.status == EngineTurnStatus.CANCELLED.value
         output = None if cancelled else {"errorKind": record.error_kind, "message": record.message}
         self._append(_STOPS[record.status], lambda: {"status": record.status, "output": output}, invoked=False)
-        self._running, self._owner = False, None
 
     # --- the model -------------------------------------------------------------------------------------------
 
@@ -293,7 +300,9 @@ class Projection:
         if unknown is not None:
             self._reconciled(round_, unknown)
             return
-        if self._invocation is None or self.state.model_calls == 0:
+        begun_with = self.identity.begun_with
+        held = begun_with is not None and round_.previous is None and was_held(self.state, begun_with)
+        if self._invocation is None or (self.state.model_calls == 0 and not held):
             self._invocation = derived_id("inv", self.state.trace_id, self.state.scope, record.round_index)
 
         def payload() -> Any:
@@ -404,6 +413,17 @@ class Projection:
         delivery = self.state.delivery
         assert delivery is not None
         self._append(kind, lambda: {"effectId": delivery.key, **told}, invoked=False)
+
+    def _is_sent_again(self, before: TurnState) -> bool:
+        """Whether a claim is more than a renewal: somebody else sends, or what surely was not sent is sent again."""
+        old, new = before.delivery, self.state.delivery
+        assert old is not None
+        assert new is not None
+        return old.owner != new.owner or old.not_sent
+
+    @staticmethod
+    def _is_doubted(before: TurnState) -> bool:
+        return before.delivery is not None and before.delivery.unknown
 
     def commit(self) -> TurnCommit:
         """How the turn stands, as its end would be told (1.12)."""

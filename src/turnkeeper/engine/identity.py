@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
-from turnkeeper.engine.wire import EngineCheckpoint, Wire, to_builtins
-from turnkeeper.errors import SchemaConflict
+from turnkeeper.engine.wire import EngineCheckpoint, InvocationUsage, Wire, to_builtins
+from turnkeeper.errors import InvalidInput, SchemaConflict
 from turnkeeper.log import values
 from turnkeeper.turn.identity import derived_id
 from turnkeeper.turn.state import TurnState
 
+METADATA_KEY: Final = "turnkeeper"
+"""Under which our own additions stand in a checkpoint's metadata."""
 MAX_ITERATIONS: Final = 50
 MAX_MODEL_ATTEMPTS: Final = 3
 
@@ -36,6 +38,16 @@ class RunIdentity(Wire, frozen=True, kw_only=True):
     max_iterations: int = MAX_ITERATIONS
     max_model_attempts: int = MAX_MODEL_ATTEMPTS
     begun_with: EngineCheckpoint | None = None
+
+    @property
+    def usage_before(self) -> InvocationUsage | None:
+        """Tokens that were used before the turn was imported, where the checkpoint says so (our own key in its metadata)."""
+        kept = ((self.begun_with and self.begun_with.metadata) or {}).get(METADATA_KEY)
+        usage: Any = cast("dict[str, Any]", kept).get("usage") if isinstance(kept, dict) else None
+        try:
+            return None if usage is None else msgspec.convert(usage, InvocationUsage)
+        except msgspec.ValidationError as e:
+            raise InvalidInput(f"metadata.{METADATA_KEY}.usage", str(e)) from e
 
     def frame(self) -> bytes:
         """As the turn's first record keeps it; empty where everything has its default.

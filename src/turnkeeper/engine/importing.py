@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from turnkeeper.engine.checkpoint_rules import check_checkpoint
 from turnkeeper.engine.identity import RunIdentity
-from turnkeeper.engine.stored import stored_form
+from turnkeeper.engine.stored import final_text, stored_form
 from turnkeeper.engine.transcript import check_pairs, request_ids
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
@@ -54,6 +54,7 @@ def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None
         if known_tools is not None and request.name not in known_tools:
             raise InvalidInput(f"pendingToolRequests[{index}].name", f"there is no tool {request.name!r}")
     check_pairs(checkpoint.messages)
+    _ = RunIdentity(begun_with=checkpoint).usage_before  # told now, and not when somebody wants to know the usage
     done = [] if held is None else _results_of_batch(checkpoint, held)
     earlier = checkpoint.completed_tool_results[: len(checkpoint.completed_tool_results) - len(done)]
     identity = RunIdentity(
@@ -87,8 +88,10 @@ def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None
             c.StartModel(checkpoint.iteration, OWNER, _LEASE_MS),
             c.FailModel(_first_invocation(checkpoint, scope), OWNER, unknown.message, unknown=True),
         ]
-    elif checkpoint.final_output_ready and isinstance(checkpoint.pending_output, str):
-        commands.append(c.SaveFinalModel(checkpoint.pending_output))
+    elif checkpoint.final_output_ready:
+        said = ModelInvocationResponse(output=checkpoint.pending_output, assistant_messages=checkpoint.messages[-1:])
+        text = final_text(said)
+        commands.append(c.MarkCompleted(allow_no_output=True) if text is None else c.SaveFinalModel(text))
     return commands
 
 

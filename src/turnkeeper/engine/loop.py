@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import platform
@@ -14,17 +15,21 @@ import anyio
 
 from turnkeeper.engine import stored
 from turnkeeper.engine.contract_ports import EngineDurabilityPort
+from turnkeeper.engine.delegation import DelegatedResult, DelegationTooDeep
 from turnkeeper.engine.delivery import DeliveryStopped, deliver, key_of
 from turnkeeper.engine.emission import Emitter
-from turnkeeper.engine.identity import RunIdentity
+from turnkeeper.engine.identity import RunIdentity, identity_of
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.model_calls import Decided, ModelCallFailed, ModelCalls
 from turnkeeper.engine.permissions import Parked, PermissionFailed
 from turnkeeper.engine.ports import Agent, ReplyPort
-from turnkeeper.engine.rounds import Moved, Stopped, ToolRound
+from turnkeeper.engine.rounds import Moved, Paused, Stopped, ToolRound
+from turnkeeper.engine.tools import ToolContext
 from turnkeeper.engine.transcript import assistant_messages, check_pairs, tool_exchange
+from turnkeeper.engine.usage import NOTHING, added, usage_of
 from turnkeeper.engine.wire import (
+    InvocationUsage,
     Message,
     ModelInvocationResponse,
     Role,
@@ -113,6 +118,7 @@ class TurnRun:
         self._known: tuple[Transcript | None, list[Message]] = (None, [])
         self._models = ModelCalls(self._journal, self._leases, agent)
         self._response: Decided | None = None
+        self._used_below = NOTHING
         self._emitter = None if durability is None else Emitter(turn, durability)
 
     async def run(self, start: c.Start | None, *, wait: bool) -> TurnResult:
@@ -171,6 +177,10 @@ class TurnRun:
                 why = "a tool call waits for somebody's permission; decide, then run the turn again"
                 slots = tuple((self._journal.state.current_round, index) for index in e.slots)
                 return self._result("parked", error_kind="approval_needed", message=why, open_slots=slots)
+            except Paused as e:
+                slots = tuple((self._journal.state.current_round, index) for index in e.slots)
+                status: Status = "parked" if e.child.status == "parked" else "reconciliation_required"
+                return self._result(status, error_kind=e.child.error_kind, message=str(e), open_slots=slots)
             except PermissionFailed as e:
                 await self._journal.salvage()
                 return await self._stop("failed", "permission_error", str(e))
@@ -256,6 +266,10 @@ class TurnRun:
         round_index = state.current_round + 1
         if round_index >= self._agent.max_rounds:
             raise _Failed("max_iterations", f"the model decided {round_index} times and did not come to an end")
+        budget = self._agent.budget
+        why = None if budget is None else budget.exceeded(self._used())
+        if why is not None:
+            raise _Failed("budget_exhausted", why)
         messages = self._messages(state)
         try:
             self._response = await self._models.decide(round_index, messages)
@@ -284,7 +298,9 @@ class TurnRun:
             slots = [None] * len(calls)
         transcript = state.transcript
         before = self._messages(state)
-        round_ = ToolRound(self._journal, self._leases, self._agent, round_index, response, calls, slots)
+        round_ = ToolRound(
+            self._journal, self._leases, self._agent, round_index, response, calls, slots, self._delegated
+        )
         exchange = tool_exchange(response, await round_.run(), round_index)
         check_pairs(exchange)
         commands: list[c.Command] = [self._commit(round_index, len(before), exchange, state)]
@@ -315,6 +331,38 @@ class TurnRun:
         else:
             key = key_of(self._journal)
             await self._journal.ask(c.ReserveDelivery(key, text, None, self._journal.owner, self._journal.lease_ms))
+
+    # --- usage, and delegated runs ---------------------------------------------------------------------------
+
+    def _used(self) -> InvocationUsage:
+        """Tokens of the turn, and of the runs that it delegated in this process."""
+        state = self._journal.state
+        return added(usage_of(state, identity_of(state)), self._used_below)
+
+    async def _delegated(self, agent: Agent, messages: Sequence[Any], context: ToolContext) -> DelegatedResult:
+        """Run an agent below a tool call: see `subagent`."""
+        state = self._journal.state
+        mine = identity_of(state)
+        depth = mine.delegation_depth + 1
+        if depth > self._agent.max_depth:
+            raise DelegationTooDeep(depth, self._agent.max_depth)
+        scope = f"run_{context.operation_id}"
+        identity = RunIdentity(
+            session_id=mine.session_id,
+            run_id=scope,
+            parent_run_id=mine.run_id,
+            delegation_depth=depth,
+            max_iterations=agent.max_rounds,
+            max_model_attempts=agent.max_model_attempts,
+        )
+        if agent.budget is None and self._agent.budget is not None:
+            agent = dataclasses.replace(agent, budget=self._agent.budget.left(self._used()))
+        turn = self._turn.sibling(scope)
+        ended = await TurnRun(turn, agent, None).run(
+            start_of(turn, agent, messages, runtime={"inbound": context.operation_id}, identity=identity), wait=True
+        )
+        self._used_below = added(self._used_below, usage_of(turn.state, identity_of(turn.state)))
+        return DelegatedResult(scope, ended.status, ended.output, ended.error_kind, ended.message)
 
     # --- the transcript --------------------------------------------------------------------------------------
 
@@ -354,6 +402,42 @@ class TurnRun:
         )
 
 
+def start_of(
+    turn: TurnHandle,
+    agent: Agent,
+    messages: Sequence[Any],
+    *,
+    identity: RunIdentity,
+    runtime: dict[str, Any] | None = None,
+    labels: dict[str, str] | None = None,
+    proof_deadline_ms: int = 0,
+) -> c.Start:
+    """What starts a turn. See `run_turn`.
+
+    Raises:
+        InvalidInput: a message has no known form, or a call without its result.
+    """
+    canonical = [message_from(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if not canonical:
+        raise InvalidInput("messages", "must not be empty")
+    if agent.instructions is not None:
+        canonical.insert(0, Message(role=Role.SYSTEM, parts=[TextPart(value=agent.instructions)]))
+    check_pairs(canonical)
+    runtime = {} if runtime is None else runtime
+    return c.Start(
+        turn.trace_id,
+        turn.scope,
+        values.freeze([to_builtins(message) for message in canonical], "messages"),
+        values.freeze([tool.name for tool in agent.tools], "tool_names"),
+        values.freeze(runtime, "runtime"),
+        # Of the chat form, so that a turn that was started by hand with the same message is the same turn.
+        input_fingerprint([chat_form(message) for message in canonical], runtime),
+        proof_deadline_ms,
+        kept_labels(labels),
+        identity.frame(),
+    )
+
+
 async def run_turn(
     turn: TurnHandle,
     agent: Agent,
@@ -388,30 +472,20 @@ async def run_turn(
         TurnCheckpointBusy: another worker is at it, and `wait` is not set.
         StoreError: the store failed; nothing is lost, run the turn again.
     """
-    canonical = [message_from(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    if not canonical:
-        raise InvalidInput("messages", "must not be empty")
-    if agent.instructions is not None:
-        canonical.insert(0, Message(role=Role.SYSTEM, parts=[TextPart(value=agent.instructions)]))
-    check_pairs(canonical)
-    builtins = [to_builtins(message) for message in canonical]
-    runtime = {} if runtime is None else runtime
-    start = c.Start(
-        turn.trace_id,
-        turn.scope,
-        values.freeze(builtins, "messages"),
-        values.freeze([tool.name for tool in agent.tools], "tool_names"),
-        values.freeze(runtime, "runtime"),
-        # Of the chat form, so that a turn that was started by hand with the same message is the same turn.
-        input_fingerprint([chat_form(message) for message in canonical], runtime),
-        proof_deadline_ms,
-        kept_labels(labels),
-        RunIdentity(
-            session_id=None if session_id is None else values.identifier(session_id, "session_id"),
-            inputs=inputs,
-            max_iterations=agent.max_rounds,
-            max_model_attempts=agent.max_model_attempts,
-        ).frame(),
+    identity = RunIdentity(
+        session_id=None if session_id is None else values.identifier(session_id, "session_id"),
+        inputs=inputs,
+        max_iterations=agent.max_rounds,
+        max_model_attempts=agent.max_model_attempts,
+    )
+    start = start_of(
+        turn,
+        agent,
+        messages,
+        runtime=runtime,
+        identity=identity,
+        labels=labels,
+        proof_deadline_ms=proof_deadline_ms,
     )
     return await TurnRun(turn, agent, reply, durability).run(start, wait=wait)
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from turnkeeper.engine.contract_ports import EnginePermissionPort
 from turnkeeper.engine.outcomes import LookedUp
 from turnkeeper.engine.tools import Tool
+from turnkeeper.engine.usage import Budget
 from turnkeeper.engine.wire import Message, ModelInvocationResponse
 from turnkeeper.errors import InvalidInput, TurnkeeperError
 
@@ -94,6 +95,8 @@ class Agent:
         on_ambiguous: what to do where no policy can tell whether a tool's effect happened: stop the turn until somebody
             settles it, or tell the model that the outcome is unknown and go on. It is not repeated either way.
         permission: asked before each tool call; None allows all of them. `HumanApproval` parks the turn until somebody decides.
+        budget: what a turn may take before it stops with `budget_exhausted`; run again with a larger one, it goes on.
+        max_depth: how deep agents may delegate to agents.
         unknown_model: what to do about a model call that may have been answered: `reinvoke` makes it again with the next run (it
             may be billed twice, its effects happen once), `reconcile` stops until that is settled.
         reconcile_model: looks up what became of such a call; `Happened(response)` brings its answer.
@@ -108,6 +111,8 @@ class Agent:
     parallel_tools: bool = True
     on_ambiguous: Literal["stop", "report"] = "stop"
     permission: EnginePermissionPort | None = None
+    budget: Budget | None = None
+    max_depth: int = 5
     unknown_model: Literal["reinvoke", "reconcile"] = "reinvoke"
     reconcile_model: Callable[[ModelRequest], Awaitable[LookedUp]] | None = None
     lease_seconds: float = 30.0

@@ -12,6 +12,7 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from turnkeeper.engine.arguments import InvalidArguments, parse_arguments
+from turnkeeper.engine.delegation import ChildPaused, Delegate
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, awaited, classify
@@ -77,6 +78,15 @@ class _Call:
         return self.result(Outcome.FAILED, text, error_kind)
 
 
+class Paused(Exception):
+    """Everything is done but calls whose delegated runs wait for somebody."""
+
+    def __init__(self, child: ChildPaused, slots: list[int]) -> None:
+        super().__init__(str(child))
+        self.child = child
+        self.slots = slots
+
+
 class ToolRound:
     """The tools of one round. `run` gives a result for every request, in request order, or says why there is none."""
 
@@ -89,7 +99,10 @@ class ToolRound:
         response: ModelInvocationResponse,
         calls: Sequence[ToolCall],
         slots: Sequence[Slot | None],
+        delegate: Delegate | None = None,
     ) -> None:
+        self._delegate = delegate
+        self._paused: list[tuple[int, ChildPaused]] = []
         self._journal = journal
         self._leases = leases
         self._agent = agent
@@ -146,9 +159,11 @@ class ToolRound:
                     await self._run_one(call)
                 else:
                     parked.append(call.slot_index)
-        if parked:
+        if parked or self._paused:
             await self._journal.flush()
-            raise Parked(parked)
+            if parked:
+                raise Parked(parked)
+            raise Paused(self._paused[0][1], [index for index, _ in self._paused])
         return [result for result in self._results if result is not None]
 
     async def _permitted(self, call: _Call) -> bool:
@@ -378,6 +393,12 @@ class ToolRound:
             result, error = await self._attempt(call, tool)
             if result is not None or error is None:
                 break
+            if isinstance(error, ChildPaused):
+                # Nothing is under way: the child's own log holds how far it is.
+                self._running -= 1
+                self._paused.append((call.slot_index, error))
+                await self._journal.ask(self._abandon(call))
+                return
             kind = classify(error, tool.refusals)
             if kind == "refused":
                 text = str(error) or type(error).__name__
@@ -451,7 +472,12 @@ class ToolRound:
         await self._journal.ask(c.DoubtTool(self._round, call.slot_index, self._journal.owner, call.fence, reason))
 
     async def _stop_if_in_doubt(self, calls: list[_Call]) -> None:
-        open_slots = [call.slot_index for call in calls if self._results[call.slot_index] is None]
+        paused = [index for index, _ in self._paused]
+        open_slots = [
+            call.slot_index
+            for call in calls
+            if self._results[call.slot_index] is None and call.slot_index not in paused
+        ]
         if open_slots:
             # Looked at again from the log: the tool's look-up may settle it, or nobody can.
             await self._journal.flush()
@@ -466,6 +492,7 @@ class ToolRound:
             fence=fence,
             call_id=call.call.provider_call_id,
             transaction=transaction,
+            delegate=self._delegate,
         )
 
     async def _run_transactional(self, call: _Call) -> None:

@@ -36,6 +36,7 @@ class ToolContext:
         fence: grows at each change of owner.
         call_id: the provider's id of the call, as given; may be empty, repeated or None.
         transaction: for transactional tools, the store's transaction; else None.
+        delegate: runs another agent below this call; `subagent` makes tools of it.
     """
 
     operation_id: str
@@ -45,6 +46,7 @@ class ToolContext:
     fence: int
     call_id: str | None = None
     transaction: Any = None
+    delegate: Any = field(default=None, repr=False)
     lost: bool = field(default=False, repr=False)
 
     def check(self) -> None:

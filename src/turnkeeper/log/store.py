@@ -38,6 +38,8 @@ class Store(Protocol):
     - LOG-7 Bodies are opaque. What goes in comes out, byte for byte.
     - LOG-8 `head` is for listing. It may lag behind the logs and never leads them.
     - LOG-9 Retention comes with the append, never with a read. A log is not dropped before `keep_until`.
+    - LOG-10 Where a store tells of changes (`NotifyingStore`): a wait may end early, and never misses a change for longer
+      than its timeout. It holds nobody up, and leaves nothing behind, however it ends.
 
     Errors are `turnkeeper.errors.StoreError`s: with `applied` False nothing was changed, with None read again.
     """
@@ -94,6 +96,19 @@ class RestoringStore(Protocol):
 
         `compacted` is the last sequence that compaction had dropped. False, and nothing changed, if the key has a log.
         The log's clock goes on from its last record, also where this store's clock is behind (LOG-3).
+        """
+        ...
+
+
+@runtime_checkable
+class NotifyingStore(Protocol):
+    """A store that can be waited on, so that who waits for another writer need not poll."""
+
+    async def changed(self, key: str, *, since: Position, timeout: float) -> bool:
+        """Wait until the log has moved on from `since` (or was erased), at most `timeout` seconds. Whether it has.
+
+        At once where it has already. True says that a read brings something new; False says nothing about the time
+        behind the answer (LOG-10).
         """
         ...
 

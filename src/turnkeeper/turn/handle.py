@@ -36,8 +36,13 @@ class TurnHandle:
         self.trace_id = values.identifier(trace_id, "trace_id")
         self.scope = values.identifier(scope, "scope", longest=128)
         self.trace_hash = trace_hash(trace_id)
+        self._ttl_seconds = ttl_seconds
         self.key = turn_key(self.trace_hash, scope)
         self.log: FencedLog[TurnState, AnyRecord] = FencedLog(store, self.key, TurnRules(round(ttl_seconds * 1000)))
+
+    def sibling(self, scope: str) -> TurnHandle:
+        """The log of another scope of the same trace, kept as long."""
+        return TurnHandle(self.log.store, self.trace_id, scope, ttl_seconds=self._ttl_seconds)
 
     @property
     def state(self) -> TurnState:

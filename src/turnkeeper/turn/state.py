@@ -175,6 +175,16 @@ class TurnState(msgspec.Struct, frozen=True, gc=False):
         return None
 
 
+def rounds_of(state: TurnState) -> list[Round]:
+    """The rounds, oldest first."""
+    found: list[Round] = []
+    round_ = state.round
+    while round_ is not None:
+        found.append(round_)
+        round_ = round_.previous
+    return found[::-1]
+
+
 def find_round(state: TurnState, index: int) -> Round | None:
     """The round of that index, if it was reserved."""
     found = state.round

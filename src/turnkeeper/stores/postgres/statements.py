@@ -160,6 +160,17 @@ class Statements:
         self.restore = self._call("restore_v1", *_RESTORE_TYPES)
         self.catch_up = self._call("catch_up_v1", "bigint", "integer")
         self.writes = self._call("writes_v1")
+        self.tail = self._call("tail_v1", "text", "integer")
+        # With keepalives of the server's own: a waiter whose machine is gone without a word is noticed in half a minute.
+        self.prepare_to_listen = (
+            f"SELECT \"{schema}\".channel_v1(), pg_backend_pid(), set_config('tcp_keepalives_idle', '15', false), "
+            "set_config('tcp_keepalives_interval', '5', false), set_config('tcp_keepalives_count', '3', false)"
+        ).encode()
+        self.lock = (
+            "SELECT key, lock, pg_try_advisory_lock_shared(lock) FROM "
+            f'(SELECT key, "{schema}".waiters_lock_v1(key) AS lock FROM unnest($1::text[]) AS k (key)) AS keys'
+        ).encode()
+        self.unlock = b"SELECT pg_advisory_unlock_shared(lock) FROM unnest($1::bigint[]) AS l (lock)"
         self.tidy = f'VACUUM (SKIP_LOCKED) "{schema}".record, "{schema}".head'.encode()
         self.advance_clock = (
             f"""UPDATE "{schema}".meta SET value = value + $1::bigint WHERE name = 'clock_offset_ms'""".encode()

@@ -17,6 +17,7 @@ from turnkeeper.log.store import Promise
 from turnkeeper.stores.postgres import failures, schema, statements
 from turnkeeper.stores.postgres.address import Address, parse
 from turnkeeper.stores.postgres.lanes import Connection, Lanes, connect
+from turnkeeper.stores.postgres.listener import Listener
 from turnkeeper.stores.postgres.transaction import Bench, Effect, Transaction
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class _Home(NamedTuple):
 
     lanes: Lanes
     bench: Bench
+    listener: Listener
 
 
 class PostgresStore:
@@ -44,7 +46,7 @@ class PostgresStore:
     read inside each append. Where that clock is set back, the store's goes on from where a log stands (LOG-3).
 
     Loops, threads and forked children may share the object: each event loop has connections of its own (field case 07).
-    Nothing is kept in a session, so a transaction pooler may stand in between; nobody is notified of an append.
+    Nothing but waiting for a change needs a session, so a transaction pooler may stand in between: who waits then polls.
     """
 
     def __init__(self, address: Address, *, pooled: bool) -> None:
@@ -144,8 +146,12 @@ class PostgresStore:
                 raise StoreClosed(self.address.where, "the store was closed")
             for over in [other for other in self._homes if other.is_closed()]:
                 _abandon(self._homes.pop(over))
-            lanes = Lanes(self.address, self._statements, prepare=not self._pooled)
-            return self._homes.setdefault(loop, _Home(lanes, Bench(self.address, self._statements)))
+            home = _Home(
+                Lanes(self.address, self._statements, prepare=not self._pooled),
+                Bench(self.address, self._statements),
+                Listener(self.address, self._statements, polls=self._pooled),
+            )
+            return self._homes.setdefault(loop, home)
 
     # --- logs ------------------------------------------------------------------------------------------------
 
@@ -190,6 +196,16 @@ class PostgresStore:
             with contextlib.suppress(StoreReadOnly):
                 await lanes.ask(self._statements.catch_up, (tail.now, self.address.patience_ms), reads=False)
         return tail
+
+    async def changed(self, key: str, *, since: Position, timeout: float) -> bool:
+        """See `turnkeeper.log.store.NotifyingStore.changed`; behind a transaction pooler it polls."""
+        home = self._home()
+
+        async def has_moved() -> bool:
+            rows = await home.lanes.ask(self._statements.tail, (key, self.address.patience_ms), reads=True)
+            return (Position(*rows[0]) if rows else NOWHERE) != since
+
+        return await home.listener.wait(key, has_moved, timeout)
 
     async def heads(self, query: HeadQuery = HeadQuery()) -> AsyncIterator[Head]:  # noqa: B008  # immutable
         """See `turnkeeper.log.store.Store.heads`."""
@@ -256,7 +272,7 @@ class PostgresStore:
                 "set synchronous_standby_names, or a failover can lose appends that the primary had confirmed",
             ),
             Promise("server", f"PostgreSQL {server}", True),
-            Promise("pooler", "in between; nothing is prepared" if self._pooled else "none", True),
+            Promise("pooler", "in between; nothing is prepared, waits poll" if self._pooled else "none", True),
             Promise(
                 "clock",
                 f"the server's, {offset / 1000:+.1f} s",
@@ -274,10 +290,12 @@ async def _connect(address: Address) -> Connection:
 
 
 async def _close(home: _Home) -> None:
+    await home.listener.close()
     await home.lanes.close()
     await home.bench.close()
 
 
 def _abandon(home: _Home) -> None:
+    home.listener.abandon()
     home.lanes.abandon()
     home.bench.abandon()

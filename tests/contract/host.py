@@ -1,0 +1,156 @@
+"""A host for the contract tests: a scripted model, tools that answer by request id, and ports that take note of everything."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnkeeper import (
+    Message,
+    ModelInvocationResponse,
+    ModelRequest,
+    ModelToolRequest,
+    Reply,
+    ReplyPort,
+    TextPart,
+    Tool,
+    ToolContext,
+)
+from turnkeeper.engine.documents import to_tree
+from turnkeeper.engine.wire import EngineCheckpoint, EngineEvent, EnginePermissionDecision, Role
+
+
+def answer(
+    *requests: tuple[str, str], spoken: str | None = None, output: Any = None, **more: Any
+) -> ModelInvocationResponse:
+    """A response: its tool requests are (id, name), each with the arguments `{"v": id}`."""
+    said = [] if spoken is None else [Message(role=Role.ASSISTANT, parts=[TextPart(value=spoken)])]
+    asked = [ModelToolRequest(id=request_id, name=name, arguments={"v": request_id}) for request_id, name in requests]
+    return ModelInvocationResponse(output=output, assistant_messages=said, tool_requests=asked, **more)
+
+
+class PoppingModel:
+    """Gives its answers in order, whatever it is asked, and raises those that are exceptions (3.3)."""
+
+    def __init__(self, *answers: ModelInvocationResponse | Exception) -> None:
+        self.left = list(answers)
+        self.requests: list[ModelRequest] = []
+
+    async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
+        """See `ModelPort`."""
+        self.requests.append(request)
+        if not self.left:
+            raise RuntimeError("scripted model response exhausted")
+        said = self.left.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+
+class Tools:
+    """Tools of those names: each answers with what is given for its request's id, else with its arguments (3.3)."""
+
+    def __init__(self, *names: str, outputs: Mapping[str, Any] | None = None) -> None:
+        self.outputs = dict(outputs or {})
+        """By request id; an exception is raised, and only once."""
+        self.effects: Counter[str] = Counter()
+        """How often each request was executed."""
+        self.all = [self._named(name) for name in names]
+
+    def _named(self, name: str) -> Tool:
+        async def run(context: ToolContext, **arguments: Any) -> Any:
+            request_id = context.call_id or ""
+            self.effects[request_id] += 1
+            given = self.outputs.get(request_id, json.dumps(arguments, separators=(",", ":")))
+            if isinstance(given, Exception):
+                del self.outputs[request_id]
+                raise given
+            return given
+
+        return Tool(run, name=name)
+
+
+class Denies:
+    """A permission port that denies tools by their names."""
+
+    def __init__(self, names: Sequence[str], reason: str) -> None:
+        self._names = names
+        self._reason = reason
+
+    async def authorize(self, request: ModelToolRequest) -> EnginePermissionDecision:
+        """See `EnginePermissionPort`."""
+        if request.name in self._names:
+            return EnginePermissionDecision(approved=False, reason=self._reason)
+        return EnginePermissionDecision(approved=True, reason="allow_all")
+
+
+class Durability:
+    """A durability port that keeps what it gets in memory, as documents, and that can be made to fail.
+
+    Attributes:
+        log: the writes, in the form of the shared traces.
+        fail_at: the kind of event at which it fails, each time, with nothing kept; None for never.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[dict[str, Any]] = []
+        self.fail_at: str | None = None
+
+    def _may_fail(self, *events: EngineEvent) -> None:
+        if self.fail_at in [event.kind.value for event in events]:
+            raise OSError("disk full")
+
+    async def append(self, event: EngineEvent) -> None:
+        """See `EngineDurabilityPort`."""
+        self._may_fail(event)
+        self.log.append({"op": "append", "event": to_tree(event)})
+
+    async def append_with_checkpoint(self, events: Sequence[EngineEvent], checkpoint: EngineCheckpoint) -> None:
+        """See `EngineDurabilityPort`."""
+        self._may_fail(*events)
+        written = {"events": [to_tree(event) for event in events], "checkpoint": to_tree(checkpoint)}
+        self.log.append({"op": "appendWithCheckpoint", **written})
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """All events, in order."""
+        return [event for write in self.log for event in write.get("events", [write.get("event")])]
+
+    @property
+    def kinds(self) -> list[str]:
+        """Their kinds."""
+        return [event["kind"] for event in self.events]
+
+    @property
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """All checkpoints, in order."""
+        return [write["checkpoint"] for write in self.log if "checkpoint" in write]
+
+
+class CountingDurability(Durability):
+    """The same, and it can tell how far it is."""
+
+    async def last_sequence(self, session_id: str, turn_id: str, run_id: str) -> int:
+        """See `ReadableDurability`."""
+        ours = (session_id, turn_id, run_id)
+        told = [e["sequence"] for e in self.events if (e["sessionId"], e["turnId"], e["runId"]) == ours]
+        return max(told, default=0)
+
+
+class PostCommit:
+    """Stands for the post-commit port: a channel that knows the key of each effect, so it may be called again (2.15)."""
+
+    def __init__(self) -> None:
+        self.sent: list[Reply] = []
+
+    @property
+    def port(self) -> ReplyPort:
+        """The port."""
+
+        async def send(reply: Reply) -> str:
+            self.sent.append(reply)
+            return f"m{len(self.sent)}"
+
+        return ReplyPort(send, keyed=True)
