@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from turnkeeper import (
     Message,
@@ -154,3 +154,43 @@ class PostCommit:
             return f"m{len(self.sent)}"
 
         return ReplyPort(send, keyed=True)
+
+
+def objects(tree: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a document, from the outside in."""
+    if isinstance(tree, dict):
+        found = cast("dict[str, Any]", tree)
+        yield found
+        for item in found.values():
+            yield from objects(item)
+    elif isinstance(tree, list):
+        for item in cast("list[Any]", tree):
+            yield from objects(item)
+
+
+def with_the_calls(log: Any) -> None:
+    """Messages of a tool round get the calls (`tool_calls`) and the tools' names, which providers demand and no trace has."""
+    responses = [found for found in objects(log) if isinstance(found.get("toolRequests"), list)]
+    asked = {request["id"]: request for response in responses for request in response["toolRequests"]}
+    for found in objects(log):
+        messages = found.get("messages", [])
+        for index, message in enumerate(messages):
+            answered: list[str] = []
+            for behind in messages[index + 1 :]:
+                if behind["role"] != "tool":
+                    break
+                answered.append(behind["metadata"]["tool_call_id"])
+            if message["role"] == "assistant" and answered:
+                message["metadata"]["tool_calls"] = [_call(asked[one]) for one in answered]
+        for message in messages:
+            if message["role"] == "tool":
+                message["metadata"]["name"] = asked[message["metadata"]["tool_call_id"]]["name"]
+
+
+def _call(request: dict[str, Any]) -> dict[str, Any]:
+    arguments = ",".join(f'"{key}":"{value}"' for key, value in request["arguments"].items())
+    return {
+        "id": request["id"],
+        "type": "function",
+        "function": {"name": request["name"], "arguments": f"{{{arguments}}}"},
+    }

@@ -161,8 +161,8 @@ def settled(resolution: str) -> Turn:
     async def turn(world: World) -> None:
         world.fails = {"a": OutcomeUnknown("cut")}
         await world.run(world.agent(BOTH))
-        result = {"result": "confirmed"} if resolution == "happened" else {}
-        await world.keeper.resolve_tool("t", 0, 0, resolution, who="ann", why="seen", **result)
+        result = "confirmed" if resolution == "happened" else None
+        await world.keeper.resolve_tool("t", 0, 0, resolution, who="ann", why="seen", result=result)
         assert (await world.run(world.agent(DONE))).status == "success"
 
     turn.__name__ = f"settled_{resolution}"

@@ -13,7 +13,16 @@ import anyio
 import anyio.from_thread
 import pytest
 
-from tests.contract.host import CountingDurability, Denies, PoppingModel, PostCommit, Tools, answer
+from tests.contract.host import (
+    CountingDurability,
+    Denies,
+    PoppingModel,
+    PostCommit,
+    Tools,
+    answer,
+    objects,
+    with_the_calls,
+)
 from tests.contract.material import traces, without_empty_lists
 from turnkeeper import Agent, Keeper, OutcomeUnknown, Tool, ToolContext, TurnResult
 from turnkeeper.engine.documents import to_tree
@@ -55,18 +64,6 @@ def events_of(log: Log) -> Iterator[dict[str, Any]]:
     """The events of a log, in order."""
     for write in log:
         yield from write.get("events", [write["event"]] if "event" in write else [])
-
-
-def objects(tree: Any) -> Iterator[dict[str, Any]]:
-    """All objects in a document, from the outside in."""
-    if isinstance(tree, dict):
-        found = cast("dict[str, Any]", tree)
-        yield found
-        for item in found.values():
-            yield from objects(item)
-    elif isinstance(tree, list):
-        for item in cast("list[Any]", tree):
-            yield from objects(item)
 
 
 def initial_checkpoint(log: Log) -> None:
@@ -117,34 +114,6 @@ def _number_on(log: Log, removed: int) -> None:
             found[name] = found[name] - 1 if found.get(name, 0) >= removed else found.get(name)
             if found[name] is None:
                 del found[name]
-
-
-def accepted_transcript(log: Log) -> None:
-    """Messages of a tool round carry the calls (`tool_calls`) and the tools' names, as providers demand."""
-    responses = [found for found in objects(log) if isinstance(found.get("toolRequests"), list)]
-    asked = {request["id"]: request for response in responses for request in response["toolRequests"]}
-    for found in objects(log):
-        messages = found.get("messages", [])
-        for index, message in enumerate(messages):
-            answered: list[str] = []
-            for behind in messages[index + 1 :]:
-                if behind["role"] != "tool":
-                    break
-                answered.append(behind["metadata"]["tool_call_id"])
-            if message["role"] == "assistant" and answered:
-                message["metadata"]["tool_calls"] = [_call(asked[one]) for one in answered]
-        for message in messages:
-            if message["role"] == "tool":
-                message["metadata"]["name"] = asked[message["metadata"]["tool_call_id"]]["name"]
-
-
-def _call(request: dict[str, Any]) -> dict[str, Any]:
-    arguments = ",".join(f'"{key}":"{value}"' for key, value in request["arguments"].items())
-    return {
-        "id": request["id"],
-        "type": "function",
-        "function": {"name": request["name"], "arguments": f"{{{arguments}}}"},
-    }
 
 
 def our_words_for_the_unknown(log: Log) -> None:
@@ -204,12 +173,12 @@ class Departure:
 DEPARTURES = (
     Departure("initial checkpoint", "5.2, 1: a turn that dies in its first model call is found", initial_checkpoint),
     Departure("nothing executed", "5.1, 1: the specification says so, their engine does not", nothing_executed),
-    Departure("accepted transcript", "providers refuse a result without its call", accepted_transcript),
+    Departure("accepted transcript", "providers refuse a result without its call", with_the_calls),
     Departure("words for the unknown", "the model is told what not to assume, the host what to do", our_words_for_the_unknown),
     Departure("named errors", "a message without the kind of its error says little", named_errors),
     Departure("no word of the provider", "`OutcomeUnknown` carries a text only", no_word_of_the_provider),
     Departure("budget of the beginning", "the log keeps the budgets once", budget_of_the_beginning),
-    Departure("effect id", "one key on every channel, also for a delegated run, which has a scope of its own", effect_id_of_the_reply),
+    Departure("effect id", "the reply's key, which also knows the scope of a delegated run", effect_id_of_the_reply),
 )  # fmt: skip
 """Everything that is allowed to differ. Ids and times differ too, but always in the same way; see `Same`."""
 
@@ -257,14 +226,14 @@ class Same:
             assert len(items) == len(others), path
             for index, (item, other) in enumerate(zip(items, others, strict=True)):
                 self.check(item, other, f"{path}[{index}]")
-        elif isinstance(theirs, str) and self.IDS.fullmatch(theirs):
+        elif isinstance(theirs, str) and isinstance(ours, str) and self.IDS.fullmatch(theirs):
             prefix = "context:" if theirs.startswith("context:") else ""
             assert ours.startswith(prefix), path
             self._stands_for(theirs.removeprefix(prefix), ours.removeprefix(prefix), path)
-        elif isinstance(theirs, str) and self.TIME.fullmatch(theirs):
+        elif isinstance(theirs, str) and isinstance(ours, str) and self.TIME.fullmatch(theirs):
             assert self.TIME.fullmatch(ours), path
         else:
-            assert (type(theirs), theirs) == (type(ours), ours), path
+            assert (cast("type", type(theirs)), theirs) == (cast("type", type(ours)), ours), path
 
     def _stands_for(self, theirs: str, ours: str, path: str) -> None:
         assert self._ours.setdefault(theirs, ours) == ours, path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from turnkeeper.engine.identity import METADATA_KEY, RunIdentity
@@ -22,8 +23,11 @@ from turnkeeper.engine.wire import (
     ModelToolResult,
     Outcome,
     Portability,
+    message_from,
     to_builtins,
 )
+from turnkeeper.log import values
+from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import derived_id
 from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Round, Slot, TurnState, rounds_of
@@ -39,6 +43,8 @@ class Standing(NamedTuple):
     invocation_id: str | None
     attempt: int
     """Of that model call, counted from zero."""
+    prepared: r.ContextPrepared | None = None
+    """What the model is shown, where that is not the conversation."""
 
 
 def named_response(round_: Round) -> ModelInvocationResponse:
@@ -112,6 +118,8 @@ def canonical_messages(state: TurnState) -> list[Message]:
 
 def stable_prefix(state: TurnState, identity: RunIdentity) -> int:
     """How many messages from the front a provider may have cached: those that the turn was begun with."""
+    if state.stable_prefix is not None:
+        return state.stable_prefix
     if identity.begun_with is not None:
         return identity.begun_with.stable_prefix_messages
     transcript = state.transcript
@@ -123,6 +131,12 @@ def stable_prefix(state: TurnState, identity: RunIdentity) -> int:
 def snapshot_of(standing: Standing, iteration: int) -> ModelInvocationContextSnapshot:
     """What the model is asked in the round that is decided next (1.5)."""
     state, identity, invocation = standing.state, standing.identity, standing.invocation_id or ""
+    prepared = standing.prepared
+    if prepared is not None:
+        tail = [message_from(one, "context") for one in values.thaw(prepared.messages)]
+        messages = [*canonical_messages(state)[: prepared.keep], *tail]
+        made = msgspec.convert({**values.thaw(prepared.rest), "messages": []}, ModelInvocationContextSnapshot)
+        return replace(made, messages=messages)
     return ModelInvocationContextSnapshot(
         id=f"context:{invocation}",
         session_id=identity.session_id or "",
@@ -162,9 +176,10 @@ def checkpoint_of(standing: Standing) -> EngineCheckpoint:
         pending = [request for request, result in zip(held.tool_requests, results, strict=True) if result is None]
     unknown = model_reconciliation(standing)
     # 5.1, 13: a model call that surely was not answered is made again in its own iteration, with the same messages.
-    again = state.model is not None and state.model.failed
+    rewritten = state.policy_round == state.current_round + 1
+    again = (state.model is not None and state.model.failed) or rewritten
     undecided = (state.round is None or again) and unknown is None
-    asked = state.model is not None and (again or unknown is not None)
+    asked = again or unknown is not None
     folded = state.phase is not TurnPhase.ASSISTANT_RESERVED
     final = held is not None and not held.tool_requests
     iteration = state.current_round + 1 if asked or state.round is None else state.current_round

@@ -134,6 +134,7 @@ class Projection:
         self._attempt = 0
         self._committed = False
         self._unknown: Standing | None = None
+        self._prepared: r.ContextPrepared | None = None
         self._entry: Entry | None = None
         self._writes: list[Write] = []
 
@@ -155,6 +156,10 @@ class Projection:
         match record:
             case r.ModelStarted():
                 self._model_started(record)
+            case r.PolicyApplied():
+                self._policy_applied(record)
+            case r.ContextPrepared():
+                self._prepared = record
             case r.ModelFailed():
                 self._model_failed(record)
             case r.ModelResolved():
@@ -243,7 +248,11 @@ class Projection:
             return  # 2.1, 10: what comes behind a commit does not undo it; that the reply failed is told already
         cancelled = record.status == EngineTurnStatus.CANCELLED.value
         output = None if cancelled else {"errorKind": record.error_kind, "message": record.message}
-        self._append(_STOPS[record.status], lambda: {"status": record.status, "output": output}, invoked=False)
+        told = self._plan(_STOPS[record.status], lambda: {"status": record.status, "output": output}, invoked=False)
+        state = self.state
+        if state.phase is TurnPhase.ROUND_COMMITTED and state.model is None and told.iteration == state.current_round:
+            told = told._replace(iteration=state.current_round + 1)  # the round is over, and no other one was begun
+        self._write([told])
 
     # --- the model -------------------------------------------------------------------------------------------
 
@@ -252,19 +261,32 @@ class Projection:
         first = state.attempts == 1 or self._writes != []  # of the round, or of a new life, which asks anew (2.7)
         if first:
             self._invocation, self._attempt = record.invocation_id, 0
+            if self._prepared is not None and self._prepared.round_index != record.round_index:
+                self._prepared = None
             standing = self._standing()
             self._append(_Kind.CONTEXT_PREPARED, lambda: to_builtins(snapshot_of(standing, record.round_index)))
         else:
             self._attempt += 1
         attempt, snapshot_id = self._attempt, f"context:{self._invocation}"
+        standing = self._standing()
         self._append(
             _Kind.MODEL_INVOCATION_STARTED,
             lambda: {
                 "snapshotId": snapshot_id,
                 "attempt": attempt,
-                "messageCount": len(canonical_messages(state)),
+                "messageCount": len(snapshot_of(standing, record.round_index).messages),
             },
         )
+
+    def _policy_applied(self, record: r.PolicyApplied) -> None:
+        state = self.state
+        metadata = None if record.metadata is None else values.thaw(record.metadata)
+
+        def payload() -> Any:
+            messages = [to_builtins(message) for message in canonical_messages(state)]
+            return {"messages": messages, "stablePrefixMessages": record.stable_prefix, "metadata": metadata}
+
+        self._checkpointed(self._plan(_Kind.POLICY_APPLIED, payload))
 
     def _model_failed(self, record: r.ModelFailed) -> None:
         attempt, most = self._attempt, self.identity.max_model_attempts
@@ -476,7 +498,7 @@ class Projection:
         self._write([*planned, told], checkpoint=True, included=included)
 
     def _standing(self) -> Standing:
-        return Standing(self.state, self.identity, self._sequence, self._invocation, self._attempt)
+        return Standing(self.state, self.identity, self._sequence, self._invocation, self._attempt, self._prepared)
 
     def _write(self, planned: list[_Planned], *, checkpoint: bool = False, included: int | None = None) -> None:
         assert self._entry is not None

@@ -89,8 +89,8 @@ def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None
             c.FailModel(_first_invocation(checkpoint, scope), OWNER, unknown.message, unknown=True),
         ]
     elif checkpoint.final_output_ready:
-        said = ModelInvocationResponse(output=checkpoint.pending_output, assistant_messages=checkpoint.messages[-1:])
-        text = final_text(said)
+        spoken = [message for message in checkpoint.messages[-1:] if message.role is Role.ASSISTANT]
+        text = final_text(ModelInvocationResponse(output=checkpoint.pending_output, assistant_messages=spoken))
         commands.append(c.MarkCompleted(allow_no_output=True) if text is None else c.SaveFinalModel(text))
     return commands
 
@@ -131,7 +131,7 @@ def _round(
     commands: list[c.Command] = [
         c.ReserveAssistant(checkpoint.iteration, values.freeze(response, "pendingModelResponse"), calls)
     ]
-    left = list(done)
+    left, doubts = list(done), list[c.Command]()
     for index, request_id in enumerate(request_ids(held, checkpoint.iteration)):
         result = next((one for one in left if one.request_id in (request_id, held.tool_requests[index].id)), None)
         if result is None:
@@ -139,15 +139,19 @@ def _round(
         left.remove(result)
         here = (checkpoint.iteration, index)
         operation = operation_id(trace_hash(checkpoint.turn_id), scope, *here)
-        commands.append(c.ClaimTool(*here, operation, calls[index], OWNER, False, _LEASE_MS, _LEASE_MS, True))
-        if result.outcome is Outcome.INDETERMINATE:
-            commands.append(c.DoubtTool(*here, OWNER, 1, "the checkpoint says that its outcome is not known"))
+        claim = c.ClaimTool(*here, operation, calls[index], OWNER, False, _LEASE_MS, _LEASE_MS, True)
+        # Where nobody has to be asked any more, the host has settled it: the model is told that it is not known.
+        if result.outcome is Outcome.INDETERMINATE and checkpoint.reconciliation_required:
+            doubts.insert(0, claim)
+            doubts.append(c.DoubtTool(*here, OWNER, 1, "the checkpoint says that its outcome is not known"))
         else:
             frame = values.freeze(stored_form(result, "completedToolResults"), "completedToolResults")
-            commands.append(c.CompleteTool(*here, OWNER, 1, frame))
+            commands += [claim, c.CompleteTool(*here, OWNER, 1, frame)]
     if left:
         raise InvalidInput(
             "completedToolResults",
             f"has a result of {left[0].request_id!r}, which `pendingModelResponse` did not ask for",
         )
-    return commands
+    # A doubt ends a sequence of commands, so it is the last one. Others are left begun under a lease that is over: whoever
+    # claims them finds them in doubt as well.
+    return commands + doubts

@@ -23,10 +23,11 @@ from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.model_calls import Decided, ModelCallFailed, ModelCalls
 from turnkeeper.engine.permissions import Parked, PermissionFailed
+from turnkeeper.engine.policies import HostSaidNo, apply_policy, exchange_of, final_output
 from turnkeeper.engine.ports import Agent, ReplyPort
 from turnkeeper.engine.rounds import Moved, Paused, Stopped, ToolRound
 from turnkeeper.engine.tools import ToolContext
-from turnkeeper.engine.transcript import assistant_messages, check_pairs, tool_exchange
+from turnkeeper.engine.transcript import assistant_messages, check_pairs
 from turnkeeper.engine.usage import NOTHING, added, usage_of
 from turnkeeper.engine.wire import (
     InvocationUsage,
@@ -184,6 +185,9 @@ class TurnRun:
             except PermissionFailed as e:
                 await self._journal.salvage()
                 return await self._stop("failed", "permission_error", str(e))
+            except HostSaidNo as e:
+                await self._journal.salvage()
+                return await self._stop("failed", e.kind, str(e))
             except DeliveryStopped as e:
                 return await self._stop("reconciliation_required" if e.unknown else "failed", e.kind, str(e))
             except _Failed as e:
@@ -219,7 +223,8 @@ class TurnRun:
         first = self._journal.start_model(0)
 
         def decide(state: TurnState, now: int) -> Decision[Any, Any]:
-            return decide_all(state, [start] if state.phase is not None else [start, first], now)
+            fresh = state.phase is None and not self._agent.host.prepares
+            return decide_all(state, [start, first] if fresh else [start], now)
 
         await self._turn.put(decide)
         if self._emitter is not None:
@@ -270,7 +275,9 @@ class TurnRun:
         why = None if budget is None else budget.exceeded(self._used())
         if why is not None:
             raise _Failed("budget_exhausted", why)
-        messages = self._messages(state)
+        if self._agent.host.policy is not None and state.policy_round != round_index:
+            await apply_policy(self._journal, self._agent.host.policy, round_index, messages=self._messages(state))
+        messages = self._messages(self._journal.state)
         try:
             self._response = await self._models.decide(round_index, messages)
         except ModelCallFailed as e:
@@ -301,10 +308,9 @@ class TurnRun:
         round_ = ToolRound(
             self._journal, self._leases, self._agent, round_index, response, calls, slots, self._delegated
         )
-        exchange = tool_exchange(response, await round_.run(), round_index)
-        check_pairs(exchange)
+        exchange = exchange_of(self._agent.host, response, await round_.run(), round_index)
         commands: list[c.Command] = [self._commit(round_index, len(before), exchange, state)]
-        if round_index + 1 < self._agent.max_rounds:
+        if round_index + 1 < self._agent.max_rounds and not self._agent.host.prepares:
             commands.append(self._journal.start_model(round_index + 1))
         await self._journal.ask(*commands)
         self._remember(transcript, before, exchange)
@@ -321,6 +327,9 @@ class TurnRun:
             before = self._messages(state)
             exchange = assistant_messages(response, round_index)
             self._journal.defer(self._commit(round_index, len(before), exchange, state))
+        if self._agent.host.policy is not None:
+            await self._journal.flush()
+            text = await final_output(self._journal, self._agent.host.policy, text, messages=self._messages(state))
         if text is not None:
             self._journal.defer(c.SaveFinalModel(text))
         await self._close(text)

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, cast
 
 import anyio
+from msgspec.structs import replace as replace_fields
 
+from turnkeeper.engine.checkpoints import canonical_messages, context_state, stable_prefix
+from turnkeeper.engine.context import ContextFailed, prepare
+from turnkeeper.engine.host import QuietStream
+from turnkeeper.engine.identity import identity_of
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, OutcomeUnknown, awaited
 from turnkeeper.engine.ports import Agent, ModelRequest
 from turnkeeper.engine.rounds import Moved
-from turnkeeper.engine.wire import Message, ModelInvocationResponse, to_builtins
-from turnkeeper.errors import TurnCheckpointError
+from turnkeeper.engine.transcript import check_pairs, common_prefix
+from turnkeeper.engine.wire import (
+    ContextRequest,
+    Message,
+    ModelInvocationContextSnapshot,
+    ModelInvocationResponse,
+    RetryPolicyRequest,
+    to_builtins,
+)
+from turnkeeper.errors import InvalidInput, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.turn import commands as c
+from turnkeeper.turn.decide import model_invocation_id
 from turnkeeper.turn.identity import ToolCall, tool_calls
 from turnkeeper.turn.names import Resolution
 from turnkeeper.turn.state import ModelCall
@@ -80,10 +95,12 @@ class ModelCalls:
         known = self._journal.state.model
         if known is not None and known.unknown:
             return await self._settle(known, round_index, messages)
+        context = await self._context(round_index, messages) if self._agent.host.makes_context else None
+        shown = messages if context is None else context.messages
         pause = _PAUSE
         for attempt in range(1, self._agent.max_model_attempts + 1):
-            await self._announce(round_index)
-            answer = await self._invoke(self._request(round_index, messages))
+            await self._announce(round_index, context if attempt == 1 else None)
+            answer = await self._invoke(replace(self._request(round_index, shown), context=context))
             if isinstance(answer, Decided):
                 return answer
             if isinstance(answer, OutcomeUnknown):
@@ -93,12 +110,46 @@ class ModelCalls:
                 raise ModelCallFailed("model_error", f"{type(answer).__name__}: {answer}")
             where = self._journal.turn.trace_id
             log.warning("the model call of turn %s failed, will try again: %r", where, answer)
-            await anyio.sleep(min(pause, _LONGEST_PAUSE))
+            await self._pause(attempt, pause, answer)
             pause *= 2
         raise AssertionError("an agent makes at least one attempt")
 
-    async def _announce(self, round_index: int) -> None:
-        """The log says that the call is about to be made, before it is."""
+    async def _pause(self, failed: int, pause: float, reason: Exception) -> None:
+        retry, most = self._agent.host.retry, self._agent.max_model_attempts
+        if retry is None:
+            await anyio.sleep(min(pause, _LONGEST_PAUSE))
+            return
+        request = RetryPolicyRequest(
+            failed_attempts=failed, next_attempt=failed + 1, max_attempts=most, reason=str(reason)
+        )
+        try:
+            await awaited(retry.backoff(request))
+        except Exception as e:
+            raise ModelCallFailed("retry_policy_error", f"{type(e).__name__}: {e}") from e
+
+    async def _context(self, round_index: int, messages: Sequence[Message]) -> ModelInvocationContextSnapshot:
+        """What the host's context pipeline makes of the conversation."""
+        state = self._journal.state
+        identity = identity_of(state)
+        request = ContextRequest(
+            session_id=identity.session_id or "",
+            turn_id=state.trace_id,
+            invocation_id=model_invocation_id(state, round_index),
+            iteration=round_index,
+            messages=list(messages),
+            stable_prefix_messages=stable_prefix(state, identity),
+            context_state=context_state(state, identity),
+            inputs=identity.inputs,
+        )
+        try:
+            snapshot = await prepare(request, self._agent.host)
+            check_pairs(snapshot.messages)
+        except (ContextFailed, InvalidInput) as e:
+            raise ModelCallFailed("context_error", str(e)) from e
+        return snapshot
+
+    async def _announce(self, round_index: int, context: ModelInvocationContextSnapshot | None) -> None:
+        """The log says that the call is about to be made, and with what, before it is."""
         call, owner = self._journal.state.model, self._journal.owner
         if call is not None and call.owner == owner and call.invocation_id != self._invoked and not call.failed:
             return  # announced already, with what came before
@@ -107,7 +158,16 @@ class ModelCalls:
             reason = "its owner's lease ran out before it was answered"
             await self._journal.ask(c.FailModel(call.invocation_id, owner, reason, unknown=True))
             raise Moved
-        await self._journal.ask(self._journal.start_model(round_index))
+        start = self._journal.start_model(round_index)
+        if context is None:
+            await self._journal.ask(start)
+            return
+        known = canonical_messages(self._journal.state)
+        keep = common_prefix(known, context.messages)
+        tail = [to_builtins(message) for message in context.messages[keep:]]
+        rest = to_builtins(replace_fields(context, messages=[]))
+        frames = (values.freeze(tail, "context.messages"), values.freeze(rest, "context"))
+        await self._journal.ask(c.PrepareContext(round_index, keep, *frames), start)
 
     def _request(self, round_index: int, messages: Sequence[Message]) -> ModelRequest:
         state = self._journal.state
@@ -119,6 +179,7 @@ class ModelCalls:
             invocation_id=state.model.invocation_id,
             messages=messages,
             tools=self._agent.tools,
+            stream=QuietStream(self._agent.host.stream),
         )
 
     async def _invoke(self, request: ModelRequest) -> Decided | Exception:

@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from turnkeeper.engine.contract_ports import EnginePermissionPort
+from turnkeeper.engine.contract_ports import EnginePermissionPort, ModelStreamPort
+from turnkeeper.engine.host import Host, QuietStream
 from turnkeeper.engine.outcomes import LookedUp
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.usage import Budget
-from turnkeeper.engine.wire import Message, ModelInvocationResponse
+from turnkeeper.engine.wire import Message, ModelInvocationContextSnapshot, ModelInvocationResponse
 from turnkeeper.errors import InvalidInput, TurnkeeperError
 
 
@@ -25,6 +26,8 @@ class ModelRequest:
         invocation_id: the idempotency key of this attempt.
         messages: the conversation so far; every call in it has its result.
         tools: what the model may call.
+        context: what the host's context pipeline made of the conversation, if it has one; `messages` are its.
+        stream: shows the host what the model says while it says it.
     """
 
     turn_id: str
@@ -33,6 +36,8 @@ class ModelRequest:
     invocation_id: str
     messages: Sequence[Message]
     tools: Sequence[Tool]
+    context: ModelInvocationContextSnapshot | None = None
+    stream: ModelStreamPort = field(default_factory=lambda: QuietStream(None), compare=False, repr=False)
 
 
 class ModelPort(Protocol):
@@ -95,6 +100,7 @@ class Agent:
         on_ambiguous: what to do where no policy can tell whether a tool's effect happened: stop the turn until somebody
             settles it, or tell the model that the outcome is unknown and go on. It is not repeated either way.
         permission: asked before each tool call; None allows all of them. `HumanApproval` parks the turn until somebody decides.
+        host: what else the host has a say in.
         budget: what a turn may take before it stops with `budget_exhausted`; run again with a larger one, it goes on.
         max_depth: how deep agents may delegate to agents.
         unknown_model: what to do about a model call that may have been answered: `reinvoke` makes it again with the next run (it
@@ -111,6 +117,7 @@ class Agent:
     parallel_tools: bool = True
     on_ambiguous: Literal["stop", "report"] = "stop"
     permission: EnginePermissionPort | None = None
+    host: Host = field(default_factory=Host)
     budget: Budget | None = None
     max_depth: int = 5
     unknown_model: Literal["reinvoke", "reconcile"] = "reinvoke"

@@ -70,6 +70,16 @@ def tool_exchange(
     return messages
 
 
+def common_prefix(known: Sequence[Message], messages: Sequence[Message]) -> int:
+    """How many leading messages are the same."""
+    count = 0
+    for one, other in zip(known, messages, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
 def check_pairs(messages: Sequence[Message], field: str = "messages") -> None:
     """Check that every tool call is answered once, in the block right behind it, and nothing is answered that was not asked.
 

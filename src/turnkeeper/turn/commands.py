@@ -29,6 +29,25 @@ class Start(Command, frozen=True):
     first_round: int = 0
 
 
+class ApplyPolicy(Command, frozen=True):
+    """The conversation as the host wants it before the model call of a round."""
+
+    round_index: int
+    keep: int
+    messages: bytes
+    stable_prefix: int
+    metadata: bytes | None = None
+
+
+class PrepareContext(Command, frozen=True):
+    """What the model is shown in a round."""
+
+    round_index: int
+    keep: int
+    messages: bytes
+    rest: bytes
+
+
 class StartModel(Command, frozen=True):
     """A model call is about to be made by `owner` for this round."""
 

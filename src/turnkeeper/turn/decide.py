@@ -63,6 +63,8 @@ def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
             return _save_final_model(state, command)
         case c.MarkCompleted():
             return _mark_completed(state, command)
+        case c.ApplyPolicy() | c.PrepareContext():
+            return _prepare(state, command)
         case c.StopRun():
             return _stop_run(state, command)
         case c.StartModel() | c.RenewModel() | c.FailModel() | c.ResolveModel():
@@ -205,6 +207,18 @@ def _mark_completed(state: TurnState, command: c.MarkCompleted) -> TurnDecision:
         if undecided:
             raise _not_now(state, f"it cannot be closed while slots {undecided} are not terminal")
     return Decision(None, (r.Completed(no_output=state.phase is not _Phase.DELIVERED),))
+
+
+def _prepare(state: TurnState, command: c.ApplyPolicy | c.PrepareContext) -> TurnDecision:
+    _next_round(state, command.round_index, "what precedes a model call")
+    if isinstance(command, c.PrepareContext):
+        return Decision(None, (r.ContextPrepared(command.round_index, command.keep, command.messages, command.rest),))
+    if state.policy_round == command.round_index:
+        return _KNOWN  # the first one counts, as everywhere
+    record = r.PolicyApplied(
+        command.round_index, command.keep, command.messages, command.stable_prefix, command.metadata
+    )
+    return Decision(None, (record,))
 
 
 def _stop_run(state: TurnState, command: c.StopRun) -> TurnDecision:

@@ -33,6 +33,28 @@ class Started(TurnRecord, frozen=True, tag="started"):
     """The round that is decided first: not 0 where the turn was begun elsewhere, and imported."""
 
 
+class PolicyApplied(TurnRecord, frozen=True, tag="policy_applied"):
+    """The host has changed the conversation before a model call: the first `keep` messages stay, then `messages`."""
+
+    round_index: int
+    keep: int
+    messages: bytes
+    stable_prefix: int
+    metadata: bytes | None = None
+
+
+class ContextPrepared(TurnRecord, frozen=True, tag="context_prepared"):
+    """What the model is shown in a round, where that is not the conversation: its first `keep` messages, then `messages`.
+
+    `rest` is the snapshot without its messages.
+    """
+
+    round_index: int
+    keep: int
+    messages: bytes
+    rest: bytes
+
+
 class ModelStarted(TurnRecord, frozen=True, tag="model_started"):
     """A model call is about to be made; the invocation id tells attempts apart."""
 
@@ -251,6 +273,8 @@ class Completed(TurnRecord, frozen=True, tag="completed"):
 
 AnyRecord = (
     Started
+    | PolicyApplied
+    | ContextPrepared
     | ModelStarted
     | ModelRenewed
     | ModelFailed

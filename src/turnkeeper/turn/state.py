@@ -152,6 +152,10 @@ class TurnState(msgspec.Struct, frozen=True, gc=False):
     stop: Stop | None = None
     engine: bytes = b""
     first_round: int = 0
+    policy_round: int = -1
+    """The round whose policy is in the transcript already."""
+    stable_prefix: int | None = None
+    """As the host's policy has set it."""
 
     @property
     def current_round(self) -> int:
@@ -383,6 +387,23 @@ def _completed(state: TurnState, record: r.Completed, at: int) -> TurnState:
     return replace(state, phase=TurnPhase.COMPLETED, revision=state.revision + 1, completed=True, owner=None)
 
 
+def _policy_applied(state: TurnState, record: r.PolicyApplied, at: int) -> TurnState:
+    before = state.transcript
+    assert before is not None
+    return replace(
+        state,
+        revision=state.revision + 1,
+        # The round stays that of the last commit: nothing here refers to it, and commits are told apart by it.
+        transcript=Transcript(record.keep, record.messages, before.round, before),
+        policy_round=record.round_index,
+        stable_prefix=record.stable_prefix,
+    )
+
+
+def _context_prepared(state: TurnState, record: r.ContextPrepared, at: int) -> TurnState:
+    return replace(state, revision=state.revision + 1)
+
+
 def _model_started(state: TurnState, record: r.ModelStarted, at: int) -> TurnState:
     return replace(
         state,
@@ -474,6 +495,8 @@ _SLOT_RULES: Final[dict[type, Callable[[Any, Any, int], Slot]]] = {
 """What a record makes of its slot, where it changes nothing else (but the turn's owner)."""
 _TURN_RULES: Final[dict[type, Callable[[TurnState, Any, int], TurnState]]] = {
     r.Started: _started,
+    r.PolicyApplied: _policy_applied,
+    r.ContextPrepared: _context_prepared,
     r.ModelStarted: _model_started,
     r.ModelRenewed: _model_renewed,
     r.ModelFailed: _model_failed,
