@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from turnkeeper import Keeper, ScriptedModel
+from turnkeeper.models.scripted import calls
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn_checkpoint import TurnCheckpointSession, TurnPhase
 
@@ -25,9 +28,24 @@ def test_first_example_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_second_example_runs() -> None:
+async def test_second_example_parks_until_somebody_approves() -> None:
+    first = BLOCKS[0].partition("async def main")[0]
     names: dict[str, Any] = {}
-    exec(BLOCKS[1], names)
+    exec(first + BLOCKS[1], names)
+    names["agent"] = dataclasses.replace(
+        names["agent"], model=ScriptedModel([calls(("clerk", {"task": "book TK133"})), "It is booked."])
+    )
+    async with await Keeper.open("sqlite:///:memory:") as keeper:
+        assert (await keeper.run(names["agent"], "Book TK133", turn_id="t")).status == "parked"
+        await keeper.decide_permission("t", 0, 0, True, who="ann")
+        result = await keeper.run(names["agent"], "Book TK133", turn_id="t")
+    assert (result.status, result.output) == ("success", "It is booked.")
+
+
+@pytest.mark.anyio
+async def test_third_example_runs() -> None:
+    names: dict[str, Any] = {}
+    exec(BLOCKS[2], names)
     async with await SqliteStore.open(":memory:") as store:
         await names["by_hand"](store)
         snapshot = await TurnCheckpointSession(store, "message-4712").load()

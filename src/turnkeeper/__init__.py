@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from turnkeeper.engine.delegation import subagent
+    from turnkeeper.engine.host import Host
     from turnkeeper.engine.loop import TurnResult
     from turnkeeper.engine.outcomes import (
         DidNotHappen,
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
         OutcomeUnknown,
         StillUnknown,
     )
+    from turnkeeper.engine.permissions import ApprovalPending, HumanApproval
     from turnkeeper.engine.ports import Agent, AnswerCut, ModelPort, ModelRequest, Reply, ReplyPort
     from turnkeeper.engine.tools import Tool, ToolContext, tool
+    from turnkeeper.engine.usage import Budget
     from turnkeeper.engine.wire import Message, ModelInvocationResponse, ModelToolRequest, ModelToolResult, TextPart
     from turnkeeper.errors import OwnershipLost, StoreError, TurnkeeperError
     from turnkeeper.keeper import Keeper
@@ -29,10 +33,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "engine.delegation": ("subagent",),
+    "engine.host": ("Host",),
     "engine.loop": ("TurnResult",),
     "engine.outcomes": ("DidNotHappen", "EffectRefused", "Happened", "NotSent", "OutcomeUnknown", "StillUnknown"),
+    "engine.permissions": ("ApprovalPending", "HumanApproval"),
     "engine.ports": ("Agent", "AnswerCut", "ModelPort", "ModelRequest", "Reply", "ReplyPort"),
     "engine.tools": ("Tool", "ToolContext", "tool"),
+    "engine.usage": ("Budget",),
     "engine.wire": ("Message", "ModelInvocationResponse", "ModelToolRequest", "ModelToolResult", "TextPart"),
     "errors": ("OwnershipLost", "StoreError", "TurnkeeperError"),
     "keeper": ("Keeper",),
@@ -44,9 +52,13 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = [  # as grouped above
     "Agent",
     "AnswerCut",
+    "ApprovalPending",
+    "Budget",
     "DidNotHappen",
     "EffectRefused",
     "Happened",
+    "Host",
+    "HumanApproval",
     "Keeper",
     "Message",
     "ModelInvocationResponse",
@@ -68,6 +80,7 @@ __all__ = [  # as grouped above
     "TurnCheckpointSession",
     "TurnResult",
     "TurnkeeperError",
+    "subagent",
     "tool",
 ]
 

@@ -10,8 +10,8 @@ import msgspec
 
 from turnkeeper.log import frames
 from turnkeeper.log.store import Store
+from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.records import AnyRecord
-from turnkeeper.turn.state import TurnRules
 from turnkeeper.turn_checkpoint import (
     ToolCallAction,
     ToolCallDecision,

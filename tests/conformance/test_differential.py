@@ -28,11 +28,12 @@ from turnkeeper.log.record import HeadQuery
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.handle import TurnHandle
 from turnkeeper.turn.history import read_history
 from turnkeeper.turn.identity import ToolCall, arguments_fingerprint, operation_id, trace_hash
 from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
-from turnkeeper.turn.state import TurnState, evolve, find_round, find_slot
+from turnkeeper.turn.state import TurnState, find_round, find_slot
 
 T = TypeVar("T")
 

@@ -34,9 +34,10 @@ from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, Po
 from turnkeeper.log.store import Store
 from turnkeeper.models.scripted import calls, text
 from turnkeeper.turn import records as r
+from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.history import TurnHistory
 from turnkeeper.turn.names import ToolCallState, TurnPhase
-from turnkeeper.turn.state import TurnRules, final_text, find_round
+from turnkeeper.turn.state import final_text, find_round
 
 T = TypeVar("T")
 

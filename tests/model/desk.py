@@ -9,10 +9,11 @@ from turnkeeper.log.record import Guard
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.identity import ToolCall, operation_id, trace_hash
 from turnkeeper.turn.names import ToolCallState, TurnPhase
 from turnkeeper.turn.slots import SlotAnswer
-from turnkeeper.turn.state import Slot, TurnState, evolve, find_slot
+from turnkeeper.turn.state import Slot, TurnState, find_slot
 
 TRACE: Final = "trace"
 SCOPE: Final = "primary"

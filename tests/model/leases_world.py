@@ -18,8 +18,9 @@ from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.slots import SlotAnswer
-from turnkeeper.turn.state import TurnState, evolve
+from turnkeeper.turn.state import TurnState
 
 NAMES: Final = ("a", "b", "c")
 DEAD: Final = "dead"

@@ -17,10 +17,11 @@ from turnkeeper.log import values
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.identity import ToolCall, operation_id, trace_hash
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState
 from turnkeeper.turn.snapshot import ToolCallDecision
-from turnkeeper.turn.state import TurnState, evolve
+from turnkeeper.turn.state import TurnState
 
 TRACE: Final = "trace"
 SCOPE: Final = "primary"

@@ -23,8 +23,8 @@ from turnkeeper.errors import TurnCheckpointError
 from turnkeeper.log.record import Guard
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.names import ToolCallAction, ToolCallState, TurnPhase
-from turnkeeper.turn.state import TurnRules
 
 A = ToolCallAction
 S = ToolCallState

@@ -27,9 +27,10 @@ from turnkeeper.log import values
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import disputes
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.identity import input_fingerprint
 from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
-from turnkeeper.turn.state import evolve, final_model, final_text, find_round, thaw_messages
+from turnkeeper.turn.state import final_model, final_text, find_round, thaw_messages
 
 P = TurnPhase
 OVER = NOON + LEASE

@@ -23,10 +23,11 @@ from turnkeeper.log import frames
 from turnkeeper.log.record import NOWHERE
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn import records as r
+from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.names import ToolCallState
 from turnkeeper.turn.session import TurnCheckpointSession
 from turnkeeper.turn.snapshot import ToolCallDecision
-from turnkeeper.turn.state import TurnRules, TurnState, find_slot
+from turnkeeper.turn.state import TurnState, find_slot
 
 T = TypeVar("T")
 

@@ -18,9 +18,10 @@ from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import Guard
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.records import AnyRecord
 from turnkeeper.turn.slots import SlotAnswer
-from turnkeeper.turn.state import Round, TurnState, evolve
+from turnkeeper.turn.state import Round, TurnState
 
 Answers = tuple[SlotAnswer | None, ...]
 DecideAll = Callable[[TurnState, Sequence[c.Command], int], Decision[AnyRecord, Answers]]

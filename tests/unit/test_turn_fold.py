@@ -7,9 +7,10 @@ import random
 import pytest
 
 from turnkeeper.turn import records as r
+from turnkeeper.turn.evolve import evolve, fold
 from turnkeeper.turn.identity import ToolCall
 from turnkeeper.turn.names import Resolution, ToolCallState
-from turnkeeper.turn.state import TurnState, evolve, find_slot, fold
+from turnkeeper.turn.state import TurnState, find_slot
 
 Entry = tuple[r.AnyRecord, int]
 

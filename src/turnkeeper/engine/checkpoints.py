@@ -211,7 +211,7 @@ def checkpoint_of(standing: Standing) -> EngineCheckpoint:
         pending_model_response=None if folded or final else held,
         # 5.2, 1: before the first decision, whoever resumes calls the model of the same iteration.
         resume_same_iteration=undecided,
-        policy_applied_for_iteration=again,
+        policy_applied_for_iteration=again and unknown is None,
         context_state=context_state(state, identity),
         metadata=_metadata(state, identity),
     )

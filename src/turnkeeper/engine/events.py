@@ -33,10 +33,11 @@ from turnkeeper.engine.wire import (
 )
 from turnkeeper.log import values
 from turnkeeper.turn import records as r
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.history import Entry
 from turnkeeper.turn.identity import derived_id
 from turnkeeper.turn.names import Resolution, TurnPhase
-from turnkeeper.turn.state import Permission, Round, TurnState, evolve, final_model, find_round, permission_of
+from turnkeeper.turn.state import Permission, Round, TurnState, final_model, find_round, permission_of
 
 _Kind = EngineEventKind
 _STOPS: Final = {

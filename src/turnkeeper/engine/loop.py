@@ -145,7 +145,7 @@ class TurnRun:
                 ended.append(e)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._flush_quietly()
+                    await self._flush_quietly(cancelled=not ended)
                 renewing.cancel()
 
         async with anyio.create_task_group() as tasks:
@@ -158,12 +158,20 @@ class TurnRun:
             raise ended[0]
         return ended[0]
 
-    async def _flush_quietly(self) -> None:
-        """A finished effect's result is written also where the run ends in an error or a cancellation."""
+    async def _flush_quietly(self, *, cancelled: bool) -> None:
+        """A finished effect's result is written also where the run ends in an error or a cancellation, and then that."""
         try:
             await self._journal.salvage()
         except Exception as e:
             log.error("turn %s: a finished effect's result could not be written: %s", self._turn.trace_id, e)
+            return
+        if cancelled and self._journal.state.phase is not None:
+            try:
+                await self._journal.ask(
+                    c.StopRun(self._journal.owner, "cancelled", "cancelled", "the run was cancelled")
+                )
+            except Exception as e:
+                log.warning("turn %s: that its run was cancelled could not be written: %s", self._turn.trace_id, e)
 
     async def _run(self, start: c.Start | None, *, wait: bool) -> TurnResult:
         await self._start(start)

@@ -11,11 +11,12 @@ from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import Guard
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
+from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.identity import invocation_id, trace_hash
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState, TurnPhase
 from turnkeeper.turn.permissions import decide_permission
 from turnkeeper.turn.slots import SlotAnswer, decide_slot
-from turnkeeper.turn.state import ModelCall, Round, TurnState, evolve, final_model, find_round, references
+from turnkeeper.turn.state import ModelCall, Round, TurnState, final_model, find_round, references
 
 TurnDecision = Decision[r.AnyRecord, SlotAnswer | None]
 """Commands on slots are answered with what became of the slot, all others with None: the state tells."""

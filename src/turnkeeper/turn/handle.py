@@ -12,10 +12,11 @@ from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Store
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.identity import operation_id, trace_hash, turn_key
 from turnkeeper.turn.records import AnyRecord
 from turnkeeper.turn.slots import SlotAnswer
-from turnkeeper.turn.state import TurnRules, TurnState
+from turnkeeper.turn.state import TurnState
 
 A = TypeVar("A")
 

@@ -11,8 +11,9 @@ from turnkeeper.errors import TurnSchemaConflict
 from turnkeeper.log import frames
 from turnkeeper.log.record import NOWHERE, Record
 from turnkeeper.log.store import Store
+from turnkeeper.turn.evolve import TurnRules, fold
 from turnkeeper.turn.records import AnyRecord
-from turnkeeper.turn.state import TurnRules, TurnState, fold
+from turnkeeper.turn.state import TurnState
 
 
 class Entry(NamedTuple):
