@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from turnkeeper import (
+    Agent,
     Message,
     ModelInvocationResponse,
     ModelRequest,
@@ -29,6 +30,11 @@ def answer(
     said = [] if spoken is None else [Message(role=Role.ASSISTANT, parts=[TextPart(value=spoken)])]
     asked = [ModelToolRequest(id=request_id, name=name, arguments={"v": request_id}) for request_id, name in requests]
     return ModelInvocationResponse(output=output, assistant_messages=said, tool_requests=asked, **more)
+
+
+DONE = answer(spoken="done", output="done")
+BOTH = answer(("call-a", "echo"), ("call-b", "echo"), spoken="calling")
+ONE = answer(("call-a", "echo"), spoken="calling")
 
 
 class PoppingModel:
@@ -70,6 +76,17 @@ class Tools:
             return given
 
         return Tool(run, name=name)
+
+
+def agent_of(*answers: ModelInvocationResponse | Exception, tools: Tools | None = None, **options: Any) -> Agent:
+    """An agent that runs one tool behind the other."""
+    return Agent(PoppingModel(*answers), (tools or Tools("echo")).all, parallel_tools=False, **options)
+
+
+def asked(agent: Agent) -> list[int]:
+    """The rounds that its model was asked for."""
+    assert isinstance(agent.model, PoppingModel)
+    return [request.round_index for request in agent.model.requests]
 
 
 class Denies:

@@ -4,32 +4,61 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import pytest
 
 from tests.contract.host import Denies, PoppingModel, answer
+from tests.engine.wrapped import WrappedStore
 from turnkeeper import (
     Agent,
     EffectRefused,
     Keeper,
+    Message,
     ModelInvocationResponse,
     NotSent,
     OutcomeUnknown,
     Reply,
     ReplyPort,
+    TextPart,
     Tool,
     ToolContext,
     TurnResult,
 )
+from turnkeeper.engine.host import Host
 from turnkeeper.engine.permissions import HumanApproval
-from turnkeeper.engine.wire import DelegatedStateReference, InvocationContextState, InvocationUsage, Portability
+from turnkeeper.engine.wire import (
+    ContextCandidate,
+    ContextRequest,
+    DelegatedStateReference,
+    FinalOutputPolicyRequest,
+    FinalOutputPolicyResult,
+    HostPolicyRequest,
+    HostPolicyResult,
+    InvocationContextState,
+    InvocationUsage,
+    Portability,
+    Role,
+)
+from turnkeeper.errors import StoreBusy
 from turnkeeper.stores.sqlite import SqliteStore
 
 DONE = answer(spoken="done", output="done")
 BOTH = answer(("a", "act"), ("b", "act"), spoken="calling")
 LEASE = 30.0
+T = TypeVar("T")
+
+
+class DyingStore(WrappedStore):
+    """Takes nothing more from a process that is dead."""
+
+    dead = False
+
+    async def around(self, write: Callable[[], Awaitable[T]]) -> T:
+        if self.dead:
+            raise StoreBusy("the test", "its process is dead")
+        return await write()
 
 
 class World:
@@ -59,13 +88,16 @@ class World:
         return await self.keeper.run(agent, "go", turn_id="t", session_id="s", inputs={"k": [1, None]}, reply=reply)
 
     async def killed(self, agent: Agent, wait: Callable[[anyio.Event], Any]) -> None:
-        """Run the turn until `wait` sets its event, and leave it there as a dead process would; then its leases are over."""
-        reached = anyio.Event()
+        """Run the turn until what `wait` gets is set, and leave it there as a dead process would; then its leases are over."""
+        reached, dying = anyio.Event(), DyingStore(self.store)
         wait(reached)
+        alive, self.keeper = self.keeper, Keeper(dying)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.run, agent)
             await reached.wait()
+            dying.dead = True
             tasks.cancel_scope.cancel()
+        self.keeper = alive
         await self.store.advance_clock(int(LEASE * 1000))
 
 
@@ -242,6 +274,21 @@ async def killed_in_a_tool(world: World) -> None:
     assert (await world.run(world.agent(DONE))).status == "success"
 
 
+async def cancelled_in_a_tool(world: World) -> None:
+    """A run that its host cancels in the middle of its second tool, and that is run again."""
+    with anyio.CancelScope() as run:
+
+        async def act(context: ToolContext, **_: Any) -> str:
+            if context.slot_index == 1:
+                run.cancel()
+                await anyio.sleep_forever()
+            return "done"
+
+        await world.run(Agent(PoppingModel(BOTH), [Tool(act)], parallel_tools=False, lease_seconds=LEASE))
+    await world.store.advance_clock(int(LEASE * 1000))
+    await world.run(world.agent(DONE))
+
+
 def delivered(*plan: Exception, keyed: bool = False, settle: bool = False) -> Turn:
     """A reply whose sends go by a plan."""
 
@@ -282,6 +329,39 @@ def imported(at: int) -> Turn:
     return turn
 
 
+class Rewrites:
+    """A policy and a source of the host: a rule in front of the conversation, and a memory behind it."""
+
+    async def before_model(self, request: HostPolicyRequest) -> HostPolicyResult:
+        """See `HostPolicyPort`."""
+        rule = Message(role=Role.SYSTEM, parts=[TextPart(value=f"rule {request.iteration}")])
+        return HostPolicyResult(messages=[rule, *request.messages], stable_prefix_messages=1, metadata={"x": None})
+
+    async def before_commit(self, request: FinalOutputPolicyRequest) -> FinalOutputPolicyResult:
+        """See `HostPolicyPort`."""
+        return FinalOutputPolicyResult(output=f"{request.output}!")
+
+    async def load(self, request: ContextRequest) -> list[ContextCandidate]:
+        """See `ContextSource`."""
+        memory = Message(role=Role.SYSTEM, parts=[TextPart(value=f"memory {request.iteration}")])
+        return [ContextCandidate(id="m", source="memory", messages=[memory])]
+
+
+async def rewritten_by_the_host(world: World) -> None:
+    """Policy and context change what the model is shown, over a failed attempt and a failed run."""
+    host = Host(policy=Rewrites(), sources=[Rewrites()])
+    down = [ConnectionError("down")] * 3
+    assert (await world.run(world.agent(down[0], BOTH, *down, host=host))).error_kind == "model_error"
+    assert (await world.run(world.agent(DONE, host=host))).output == "done!"
+
+
+async def rewritten_and_unknown(world: World) -> None:
+    """The same, with a model call in doubt."""
+    host = Host(policy=Rewrites(), sources=[Rewrites()])
+    agent = world.agent(BOTH, OutcomeUnknown("cut"), host=host, unknown_model="reconcile")
+    assert (await world.run(agent)).error_kind == "model_outcome_unknown"
+
+
 async def by_hand(world: World) -> None:
     """Driven through the journal's session, without the engine."""
     session = world.keeper.session("t")
@@ -313,6 +393,7 @@ TURNS: tuple[Turn, ...] = (
     too_many_rounds,
     killed_in_the_model,
     killed_in_a_tool,
+    cancelled_in_a_tool,
     delivered(NotSent("no line")),
     delivered(OutcomeUnknown("cut"), keyed=True),
     delivered(OutcomeUnknown("cut"), settle=True),
@@ -321,6 +402,8 @@ TURNS: tuple[Turn, ...] = (
     imported(4),
     imported(6),
     imported(9),
+    rewritten_by_the_host,
+    rewritten_and_unknown,
     by_hand,
 )
 

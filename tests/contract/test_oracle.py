@@ -20,6 +20,7 @@ from tests.contract.our_turns import (
     by_name,
     every_turn,
     killed_in_a_tool,
+    rewritten_and_unknown,
     rich_answers,
 )
 from turnkeeper import Keeper
@@ -137,6 +138,7 @@ async def test_each_life_begins_with_one_event_and_ends_with_at_most_one(world: 
     events = events_of(await writes_in(world, turn))
     assert events[0].kind is Kind.TURN_STARTED
     ended = committed = False
+    previous = Kind.TURN_STARTED
     for event in events:
         if event.kind is Kind.TURN_STARTED:
             ended = False
@@ -148,7 +150,9 @@ async def test_each_life_begins_with_one_event_and_ends_with_at_most_one(world: 
         committed = committed or event.kind is Kind.TURN_COMMITTED
         assert event.iteration is not None
         placed = event.kind not in TERMINAL | POST_COMMIT
-        assert placed == (event.invocation_id is not None), event.kind
+        if Kind.POLICY_APPLIED not in (event.kind, previous):  # a policy comes before a call, which has no name yet
+            assert placed == (event.invocation_id is not None), event.kind
+        previous = event.kind
 
 
 @every_turn
@@ -178,7 +182,16 @@ USAGE_TWICE = pytest.mark.xfail(
     strict=True,
     reason="`usage_of` counts the usage of a held response that came with an import twice: in `usage_before` and in its round",
 )
-MISSING: dict[Turn, pytest.MarkDecorator] = {both_ambiguous: SEVERAL_DOUBTS, rich_answers: USAGE_TWICE}
+CONTEXT_LOST = pytest.mark.xfail(
+    strict=True,
+    reason="of an imported model call in doubt, the context that its host had made is not kept: modelReconciliation.request is "
+    "made anew from the conversation",
+)
+MISSING: dict[Turn, pytest.MarkDecorator] = {
+    both_ambiguous: SEVERAL_DOUBTS,
+    rich_answers: USAGE_TWICE,
+    rewritten_and_unknown: CONTEXT_LOST,
+}
 """What is not there yet, by turn."""
 
 

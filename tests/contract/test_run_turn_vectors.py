@@ -25,8 +25,8 @@ NAMES = (
     "memory_context_is_model_visible",
 )
 MISSING = {
-    "cancel_before_context": "a run that is cancelled ends without a word: no turn_cancelled is written, and there is no result "
-    "of status cancelled (2.11)",
+    "cancel_before_context": "a run whose task is cancelled before it begins writes nothing, and there is no other way to cancel "
+    "one: no turn_started, no turn_cancelled (2.11)",
 }
 """What the engine has not got yet, by vector."""
 

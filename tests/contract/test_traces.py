@@ -14,12 +14,14 @@ import anyio.from_thread
 import pytest
 
 from tests.contract.host import (
+    BOTH,
+    DONE,
+    ONE,
     CountingDurability,
     Denies,
     PoppingModel,
     PostCommit,
     Tools,
-    answer,
     objects,
     with_the_calls,
 )
@@ -216,6 +218,7 @@ class Same:
 
     def check(self, theirs: Any, ours: Any, path: str = "") -> None:
         """Check that ours says the same as theirs, to the key."""
+        same_kind = type(theirs) is type(ours)  # True is not 1 here
         if isinstance(theirs, dict) and isinstance(ours, dict):
             one, other = cast("dict[str, Any]", theirs), cast("dict[str, Any]", ours)
             assert one.keys() == other.keys(), path
@@ -233,7 +236,8 @@ class Same:
         elif isinstance(theirs, str) and isinstance(ours, str) and self.TIME.fullmatch(theirs):
             assert self.TIME.fullmatch(ours), path
         else:
-            assert (cast("type", type(theirs)), theirs) == (cast("type", type(ours)), ours), path
+            assert same_kind, path
+            assert theirs == ours, path
 
     def _stands_for(self, theirs: str, ours: str, path: str) -> None:
         assert self._ours.setdefault(theirs, ours) == ours, path
@@ -286,9 +290,6 @@ class Host:
         return to_tree(projection.commit())
 
 
-DONE = answer(spoken="done", output="done")
-BOTH = answer(("call-a", "echo"), ("call-b", "echo"), spoken="calling")
-ONE = answer(("call-a", "echo"), spoken="calling")
 OUTPUTS = {"call-a": "out-call-a", "call-b": "out-call-b"}
 
 
@@ -398,7 +399,9 @@ async def test_a_cancelled_run_is_reproduced_but_for_its_last_word(keeper: Keepe
 
 
 @pytest.mark.xfail(
-    strict=True, reason="a run that is cancelled ends without a word: no turn_cancelled is written (2.11, row 16)"
+    strict=True,
+    reason="the barrier of the next tool is written before the cancellation is looked at: its permission and its "
+    "tool_execution_started stand between the result and turn_cancelled (2.11, row 16)",
 )
 async def test_a_cancelled_run_is_reproduced(keeper: Keeper) -> None:
     """Section 7, row 16."""
