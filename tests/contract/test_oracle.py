@@ -16,12 +16,10 @@ from tests.contract.our_turns import (
     TURNS,
     Turn,
     World,
-    both_ambiguous,
     by_name,
     every_turn,
     killed_in_a_tool,
     rewritten_and_unknown,
-    rich_answers,
 )
 from turnkeeper import Keeper
 from turnkeeper.engine.checkpoint_rules import checkpoint_problems
@@ -171,25 +169,12 @@ def _as_documents(write: Write) -> Any:
     return (write.seq, [to_tree(event) for event in write.events], checkpoint)
 
 
-SEVERAL_DOUBTS = pytest.mark.xfail(
-    strict=True,
-    reason="importing two calls in doubt: `decide_all` ends a sequence of commands behind the first `DoubtTool`, so the second "
-    "one is known to be in doubt only when a run claims it",
-)
-
-
-USAGE_TWICE = pytest.mark.xfail(
-    strict=True,
-    reason="`usage_of` counts the usage of a held response that came with an import twice: in `usage_before` and in its round",
-)
 CONTEXT_LOST = pytest.mark.xfail(
     strict=True,
     reason="of an imported model call in doubt, the context that its host had made is not kept: modelReconciliation.request is "
     "made anew from the conversation",
 )
 MISSING: dict[Turn, pytest.MarkDecorator] = {
-    both_ambiguous: SEVERAL_DOUBTS,
-    rich_answers: USAGE_TWICE,
     rewritten_and_unknown: CONTEXT_LOST,
 }
 """What is not there yet, by turn."""

@@ -175,9 +175,6 @@ async def test_the_rounds_are_used_up(keeper: Keeper) -> None:
     assert durability.events[-1]["payload"]["output"]["errorKind"] == "max_iterations"
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what a response says of provider-held state is not judged: no provider_state_error (2.16)"
-)
 @pytest.mark.parametrize(
     "state",
     [
@@ -223,22 +220,9 @@ FAILS_AT = (
     "post_commit_started",
     "post_commit_completed",
 )
-LEFT_IN_DOUBT = pytest.mark.xfail(
-    strict=True,
-    reason="the port is told of a decision together with the barrier of its first tool; where it fails there, the slot is left "
-    "begun though the tool surely did not run: the next run finds it in doubt (it should be given back, `c.AbandonTool`)",
-)
-WITH_THE_BARRIER = (
-    "model_invocation_completed",
-    "permission_requested",
-    "permission_resolved",
-    "tool_execution_started",
-)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[LEFT_IN_DOUBT] if kind in WITH_THE_BARRIER else []) for kind in FAILS_AT]
-)
+@pytest.mark.parametrize("kind", FAILS_AT)
 async def test_wherever_the_port_fails_the_turn_goes_on_and_nothing_is_done_twice(
     keeper: Keeper, store: SqliteStore, kind: str
 ) -> None:
@@ -252,18 +236,6 @@ async def test_wherever_the_port_fails_the_turn_goes_on_and_nothing_is_done_twic
     keys = {reply.key for reply in post_commit.sent}
     assert len(keys) == 1
     assert durability.events == [to_tree(event) for event in await keeper.events("t")]
-
-
-@pytest.mark.parametrize("kind", WITH_THE_BARRIER)
-async def test_a_port_that_fails_at_a_barrier_leads_to_no_effect(keeper: Keeper, store: SqliteStore, kind: str) -> None:
-    """Row 19: what the host does not know of has not been done; as it is now, somebody has to say so."""
-    tools = Tools("echo")
-    durability, agent, post_commit = await failed_at(keeper, store, kind, tools)
-    result = await keeper.run(agent, "hi", turn_id="t", durability=durability, reply=post_commit.port)
-    assert (result.status, tools.effects) == ("reconciliation_required", {})
-    await keeper.resolve_tool("t", 0, 0, "did_not_happen", who="ann", why="the port had failed")
-    result = await keeper.run(agent, "hi", turn_id="t", durability=durability, reply=post_commit.port)
-    assert (result.status, tools.effects, asked(agent)) == ("success", {"call-a": 1}, [0, 1])
 
 
 async def test_what_comes_later_does_not_overtake_what_the_port_did_not_take(keeper: Keeper) -> None:

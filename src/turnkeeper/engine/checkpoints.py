@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from turnkeeper.engine.identity import METADATA_KEY, RunIdentity
 from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_messages, stored_response, stored_result
 from turnkeeper.engine.transcript import assistant_messages, request_ids
-from turnkeeper.engine.usage import NOTHING, usage_of
+from turnkeeper.engine.usage import NOTHING, usage_of, was_held
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
     InvocationContextState,
@@ -94,12 +94,6 @@ def accepted_answers(state: TurnState, identity: RunIdentity) -> int:
     return begun_with.completed_model_iterations + here - (here > 0 and was_held(state, begun_with))
 
 
-def was_held(state: TurnState, begun_with: EngineCheckpoint) -> bool:
-    """Whether the first decision of an imported turn came with its checkpoint: its tools were under way there."""
-    undecided = begun_with.resume_same_iteration or begun_with.model_reconciliation is not None
-    return state.first_round == begun_with.iteration and not undecided
-
-
 def _unchanged_since(state: TurnState, begun_with: EngineCheckpoint | None) -> EngineCheckpoint | None:
     """The checkpoint that a turn was imported from, where it comes next to ask the model, or nothing, just as there."""
     if begun_with is None or state.round is not None or state.model is not None:
@@ -159,6 +153,7 @@ def model_reconciliation(standing: Standing) -> ModelReconciliationState | None:
         request=ModelInvocationRequest(context=snapshot_of(standing, model.round_index)),
         failed_attempt=standing.attempt,
         message=model.message,
+        metadata=None if model.metadata is None else values.thaw(model.metadata),
     )
 
 

@@ -135,6 +135,8 @@ class Projection:
         self._attempt = 0
         self._committed = False
         self._unknown: Standing | None = None
+        self._refused: set[tuple[int, int]] = set()
+        """Calls of which nothing ran: denied, unknown, or with arguments that do not fit."""
         self._prepared: r.ContextPrepared | None = None
         self._entry: Entry | None = None
         self._writes: list[Write] = []
@@ -174,7 +176,7 @@ class Projection:
                 self._permission_resolved(record)
             case r.ToolBegun():
                 self._begun(record)
-            case r.ToolCompleted() if self._denied(record):
+            case r.ToolCompleted() if (record.round_index, record.slot_index) in self._refused:
                 self._checkpointed()  # 5.1, 1: nothing was executed, so nothing is said to be
             case r.ToolCompleted() | r.ToolAmbiguous():
                 self._ended(record, _Kind.TOOL_EXECUTION_COMPLETED)
@@ -362,13 +364,9 @@ class Projection:
         assert round_ is not None
         return named_response(round_).tool_requests[slot_index]
 
-    def _permission(self, record: r.ToolBegun | r.ToolCompleted) -> Permission | None:
+    def _permission(self, record: r.ToolBegun) -> Permission | None:
         round_ = find_round(self.state, record.round_index)
         return None if round_ is None else permission_of(round_, record.slot_index)
-
-    def _denied(self, record: r.ToolCompleted) -> bool:
-        permission = self._permission(record)
-        return permission is not None and permission.approved is False
 
     def _permission_resolved(self, record: r.PermissionResolved) -> None:
         request = self._request(record.round_index, record.slot_index)
@@ -379,14 +377,14 @@ class Projection:
         )
 
     def _begun(self, record: r.ToolBegun) -> None:
+        if record.refused:
+            self._refused.add((record.round_index, record.slot_index))
+            return
         request = self._request(record.round_index, record.slot_index)
         told = to_builtins(request)
-        permission = self._permission(record)
-        if permission is None:
+        if self._permission(record) is None:
             self._append(_Kind.PERMISSION_REQUESTED, lambda: {"toolRequest": told})
             self._append(_Kind.PERMISSION_RESOLVED, lambda: {"toolRequestId": request.id, "decision": _ALLOWED})
-        elif not permission.approved:
-            return
         self._append(_Kind.TOOL_EXECUTION_STARTED, lambda: {"toolRequest": told})
 
     def _ended(self, record: r.ToolCompleted | r.ToolAmbiguous | r.ToolResolved, kind: EngineEventKind) -> None:

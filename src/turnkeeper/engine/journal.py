@@ -99,8 +99,25 @@ class Journal:
                 # A refused command stops the sequence; results of other effects behind it are still to be written.
                 self._deferred += [one for one in deferred[len(answers) :] if isinstance(one, c.CompleteTool)]
                 if self.after_write is not None:
-                    await self.after_write()
+                    try:
+                        await self.after_write()
+                    except Exception:
+                        await self._give_back([*deferred, *commands], answers)
+                        raise
         return own + [None] * (len(commands) - len(own))
+
+    async def _give_back(self, commands: Sequence[c.Command], answers: Sequence[SlotAnswer | None]) -> None:
+        """Slots that were taken just now: their tools have not begun, and will not in this run."""
+        begun = [
+            c.AbandonTool(command.round_index, command.slot_index, self.owner, answer.fence)
+            for command, answer in zip(commands, answers, strict=False)
+            if isinstance(command, c.ClaimTool) and answer is not None and answer.action is ToolCallAction.BEGUN
+        ]
+        for command in begun:
+            try:
+                await self.turn.ask(command)
+            except Exception:
+                log.exception("turn %r: a slot could not be given back", self.turn.trace_id)
 
     def _tell_refused(self, deferred: Sequence[c.Command], answers: Sequence[SlotAnswer | None]) -> None:
         for command, answer in zip(deferred, answers, strict=False):

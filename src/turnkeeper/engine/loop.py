@@ -47,7 +47,7 @@ from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle
 from turnkeeper.turn.identity import input_fingerprint, kept_labels
-from turnkeeper.turn.names import TurnPhase
+from turnkeeper.turn.names import ToolCallState, TurnPhase
 from turnkeeper.turn.state import Transcript, TurnState, final_model
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,10 @@ class TurnRun:
         except Exception as e:
             log.error("turn %s: a finished effect's result could not be written: %s", self._turn.trace_id, e)
             return
-        if cancelled and self._journal.state.phase is not None:
+        round_ = self._journal.state.round
+        begun = round_ is not None and any(one and one.state is ToolCallState.EXECUTING for one in round_.slots)
+        # Behind a barrier, the contract reads a cancellation as proof that the tool did not run (5.2, 2): there it says nothing.
+        if cancelled and self._journal.state.phase is not None and not begun:
             try:
                 await self._journal.ask(
                     c.StopRun(self._journal.owner, "cancelled", "cancelled", "the run was cancelled")

@@ -10,8 +10,10 @@ from typing import Final, NamedTuple, cast
 import anyio
 from msgspec.structs import replace as replace_fields
 
+from turnkeeper.engine.checkpoint_rules import context_state_problems
 from turnkeeper.engine.checkpoints import canonical_messages, context_state, stable_prefix
 from turnkeeper.engine.context import ContextFailed, prepare
+from turnkeeper.engine.contract_ports import PortError
 from turnkeeper.engine.host import QuietStream
 from turnkeeper.engine.identity import identity_of
 from turnkeeper.engine.journal import Journal
@@ -103,10 +105,14 @@ class ModelCalls:
             answer = await self._invoke(replace(self._request(round_index, shown), context=context))
             if isinstance(answer, Decided):
                 return answer
+            if isinstance(answer, ModelCallFailed):
+                raise answer
             if isinstance(answer, OutcomeUnknown):
                 unknown = self._agent.unknown_model == "reconcile"
                 raise ModelCallFailed("model_outcome_unknown", str(answer), unknown=unknown)
-            if attempt == self._agent.max_model_attempts:
+            if attempt == self._agent.max_model_attempts or (
+                isinstance(answer, PortError) and answer.configuration_error
+            ):
                 raise ModelCallFailed("model_error", f"{type(answer).__name__}: {answer}")
             where = self._journal.turn.trace_id
             log.warning("the model call of turn %s failed, will try again: %r", where, answer)
@@ -201,6 +207,8 @@ class ModelCalls:
                 try:
                     response = await awaited(self._agent.model.invoke(request))
                     answer = self._defer(request.round_index, response)
+                except PortError as e:
+                    answer = OutcomeUnknown(e.message, metadata=e.metadata) if e.outcome_unknown else e
                 except Exception as e:
                     answer = e
         if answer is None:
@@ -208,10 +216,15 @@ class ModelCalls:
         if isinstance(answer, Exception):
             unknown = isinstance(answer, OutcomeUnknown) and self._agent.unknown_model == "reconcile"
             told = values.text(f"{type(answer).__name__}: {answer}", "message")
-            await self._journal.ask(c.FailModel(request.invocation_id, owner, told, unknown=unknown))
+            metadata = answer.metadata if isinstance(answer, OutcomeUnknown) else None
+            kept = None if metadata is None else values.freeze(metadata, "metadata")
+            await self._journal.ask(c.FailModel(request.invocation_id, owner, told, unknown, kept))
         return answer
 
     def _defer(self, round_index: int, response: ModelInvocationResponse) -> Decided:
+        following = response.next_context_state
+        for problem in () if following is None else context_state_problems(following, "nextContextState"):
+            raise ModelCallFailed("provider_state_error", f"{problem.field} {problem.reason}")
         command = reservation(round_index, response)
         self._journal.defer(command)
         return Decided(round_index, response, command.calls)

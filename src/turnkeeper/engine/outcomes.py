@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -32,7 +32,15 @@ class NotSent(TurnkeeperError):
 
 
 class OutcomeUnknown(TurnkeeperError):
-    """The effect may have happened. It is not repeated by itself."""
+    """The effect may have happened. It is not repeated by itself.
+
+    Attributes:
+        metadata: what the provider said of it; kept with a model call that has to be settled.
+    """
+
+    def __init__(self, message: str, *, metadata: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.metadata = None if metadata is None else dict(metadata)
 
 
 @dataclass(frozen=True)

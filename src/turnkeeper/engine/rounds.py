@@ -155,6 +155,8 @@ class ToolRound:
                 await self._run_together(permitted)
         else:
             for call in waiting:
+                # Before the next barrier: what is cancelled between two calls leaves the second one untouched.
+                await anyio.lowlevel.checkpoint_if_cancelled()
                 if await self._permitted(call):
                     await self._run_one(call)
                 else:
@@ -270,6 +272,7 @@ class ToolRound:
             self._journal.lease_ms,
             repeat,
             self._desk is not None and call.refusal is None,
+            call.refusal is not None,
         )
 
     def _own_commands(self, call: _Call) -> list[c.Command]:

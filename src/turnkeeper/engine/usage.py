@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from turnkeeper.engine.identity import RunIdentity
 from turnkeeper.engine.stored import stored_response
-from turnkeeper.engine.wire import InvocationUsage
+from turnkeeper.engine.wire import EngineCheckpoint, InvocationUsage
 from turnkeeper.errors import InvalidInput
 from turnkeeper.turn.state import TurnState, rounds_of
 
@@ -25,13 +25,22 @@ def added(one: InvocationUsage, other: InvocationUsage | None) -> InvocationUsag
     )
 
 
+def was_held(state: TurnState, begun_with: EngineCheckpoint) -> bool:
+    """Whether the first decision of an imported turn came with its checkpoint: its tools were under way there."""
+    undecided = begun_with.resume_same_iteration or begun_with.model_reconciliation is not None
+    return state.first_round == begun_with.iteration and not undecided
+
+
 def usage_of(state: TurnState, identity: RunIdentity) -> InvocationUsage:
     """What the turn's decisions took, with what is known from before it was imported.
 
     A call whose answer died with its process, or was not the first for its round, is in nobody's log, so it is not counted.
     """
     total = added(NOTHING, identity.usage_before)
-    for round_ in rounds_of(state):
+    counted = (
+        identity.begun_with is not None and identity.usage_before is not None and was_held(state, identity.begun_with)
+    )
+    for round_ in rounds_of(state)[counted:]:
         total = added(total, stored_response(round_).usage)
     return total
 

@@ -71,6 +71,7 @@ class FailModel(Command, frozen=True):
     owner: str
     message: str
     unknown: bool = False
+    metadata: bytes | None = None
 
 
 class ResolveModel(Command, frozen=True):
@@ -124,6 +125,8 @@ class ClaimTool(SlotCommand, frozen=True):
     """The caller accepts that a call equal to an ambiguous one of an earlier round is made."""
     needs_permission: bool = False
     """The slot is taken for the first time only while an approval holds."""
+    refused: bool = False
+    """Nothing will run: the result that says so follows in the same append."""
 
 
 class BeginTool(SlotCommand, frozen=True):

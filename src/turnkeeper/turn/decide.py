@@ -79,7 +79,8 @@ def decide_all(
 ) -> Decision[r.AnyRecord, tuple[SlotAnswer | None, ...]]:
     """Decide commands one behind the other, for one append: what lies between two effects is one durable write.
 
-    Stops behind the first slot command that does not let its caller go on; the answers end with that one.
+    Stops behind the first slot command that does not let its caller go on; the answers end with that one. (A doubt that was
+    asked for does: nothing more is done to its slot.)
 
     Raises:
         TurnCheckpointError: a command is refused; nothing of the sequence is appended.
@@ -99,7 +100,8 @@ def decide_all(
         final = final and decision.final
         if decision.guard is not None:
             guard = decision.guard.meet(guard)
-        if decision.answer is not None and decision.answer.action not in _WENT_ON:
+        doubted = isinstance(command, c.DoubtTool) and decision.records
+        if decision.answer is not None and decision.answer.action not in _WENT_ON and not doubted:
             break
     return Decision(tuple(answers), tuple(records), guard, final)
 
@@ -250,7 +252,8 @@ def _decide_model(
     if isinstance(command, c.FailModel):
         if call.failed or call.unknown:
             return _NOTHING
-        return Decision(None, (r.ModelFailed(command.invocation_id, command.message, command.unknown),))
+        record = r.ModelFailed(command.invocation_id, command.message, command.unknown, command.metadata)
+        return Decision(None, (record,))
     if now >= call.lease_end:
         raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", None)
     guard = Guard(not_after=call.lease_end - 1)

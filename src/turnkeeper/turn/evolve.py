@@ -208,7 +208,8 @@ def _model_renewed(state: TurnState, record: r.ModelRenewed, at: int) -> TurnSta
 def _model_failed(state: TurnState, record: r.ModelFailed, at: int) -> TurnState:
     assert state.model is not None
     failed = not record.unknown
-    model = replace(state.model, lease_end=at, failed=failed, unknown=record.unknown, message=record.message)
+    told = {"unknown": record.unknown, "message": record.message, "metadata": record.metadata}
+    model = replace(state.model, lease_end=at, failed=failed, **told)
     return replace(state, revision=state.revision + 1, model=model)
 
 

@@ -77,6 +77,7 @@ class ModelFailed(TurnRecord, frozen=True, tag="model_failed"):
     invocation_id: str
     message: str
     unknown: bool = False
+    metadata: bytes | None = None
 
 
 class ModelResolved(TurnRecord, frozen=True, tag="model_resolved"):
@@ -127,7 +128,10 @@ class ToolClaimed(TurnRecord, frozen=True, tag="tool_claimed"):
 
 
 class ToolBegun(TurnRecord, frozen=True, tag="tool_begun"):
-    """The effect barrier: from here on the effect may have happened. Also claims, where claim and begin are fused."""
+    """The effect barrier: from here on the effect may have happened. Also claims, where claim and begin are fused.
+
+    `refused`: nothing will run, and the result that says so is in the same append.
+    """
 
     round_index: int
     slot_index: int
@@ -135,6 +139,7 @@ class ToolBegun(TurnRecord, frozen=True, tag="tool_begun"):
     fence: int
     lease_ms: int
     replay_safe: bool
+    refused: bool = False
 
 
 class ToolRenewed(TurnRecord, frozen=True, tag="tool_renewed"):

@@ -162,7 +162,7 @@ def _own(
         record = r.ToolClaimed(*here, command.claim_lease_ms, replay_safe)
         after = _State.CLAIMED
     else:
-        record = r.ToolBegun(*here, command.execution_lease_ms, replay_safe)
+        record = r.ToolBegun(*here, command.execution_lease_ms, replay_safe, command.refused)
         after = _State.EXECUTING
         action = _Action.BEGUN
     owned = Slot(after, command.owner, fence, 0, replay_safe)

@@ -83,6 +83,7 @@ class ModelCall(msgspec.Struct, frozen=True, gc=False):
     """Nobody knows whether it was answered, so it is not made again before somebody has settled that."""
     attempt: int = 0
     message: str = ""
+    metadata: bytes | None = None
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
