@@ -96,7 +96,8 @@ def accepted_answers(state: TurnState, identity: RunIdentity) -> int:
 
 def _unchanged_since(state: TurnState, begun_with: EngineCheckpoint | None) -> EngineCheckpoint | None:
     """The checkpoint that a turn was imported from, where it comes next to ask the model, or nothing, just as there."""
-    if begun_with is None or state.round is not None or state.model is not None:
+    changed = state.round is not None or state.model is not None or state.policy_round >= 0
+    if begun_with is None or changed:
         return None
     return begun_with if begun_with.resume_same_iteration or state.first_round > begun_with.iteration else None
 

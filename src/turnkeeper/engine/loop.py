@@ -234,7 +234,7 @@ class TurnRun:
         first = self._journal.start_model(0)
 
         def decide(state: TurnState, now: int) -> Decision[Any, Any]:
-            fresh = state.phase is None and not self._agent.host.prepares
+            fresh = state.phase is None and self._agent.announces_ahead
             return decide_all(state, [start, first] if fresh else [start], now)
 
         await self._turn.put(decide)
@@ -321,7 +321,7 @@ class TurnRun:
         )
         exchange = exchange_of(self._agent.host, response, await round_.run(), round_index)
         commands: list[c.Command] = [self._commit(round_index, len(before), exchange, state)]
-        if round_index + 1 < self._agent.max_rounds and not self._agent.host.prepares:
+        if round_index + 1 < self._agent.max_rounds and self._agent.announces_ahead:
             commands.append(self._journal.start_model(round_index + 1))
         await self._journal.ask(*commands)
         self._remember(transcript, before, exchange)

@@ -18,7 +18,7 @@ from turnkeeper.engine.host import QuietStream
 from turnkeeper.engine.identity import identity_of
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
-from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, OutcomeUnknown, awaited
+from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, OutcomeUnknown, awaited, classify
 from turnkeeper.engine.ports import Agent, ModelRequest
 from turnkeeper.engine.rounds import Moved
 from turnkeeper.engine.transcript import check_pairs, common_prefix
@@ -206,11 +206,13 @@ class ModelCalls:
             with self._leases.holding(what, renew, scope.cancel):
                 try:
                     response = await awaited(self._agent.model.invoke(request))
-                    answer = self._defer(request.round_index, response)
-                except PortError as e:
-                    answer = OutcomeUnknown(e.message, metadata=e.metadata) if e.outcome_unknown else e
                 except Exception as e:
-                    answer = e
+                    answer = self._judged(e)
+                else:
+                    try:
+                        answer = self._defer(request.round_index, response)
+                    except Exception as e:
+                        answer = e  # there was an answer, and it cannot be used
         if answer is None:
             raise Moved  # the lease was lost: another worker asks the model now
         if isinstance(answer, Exception):
@@ -220,6 +222,14 @@ class ModelCalls:
             kept = None if metadata is None else values.freeze(metadata, "metadata")
             await self._journal.ask(c.FailModel(request.invocation_id, owner, told, unknown, kept))
         return answer
+
+    def _judged(self, error: Exception) -> Exception:
+        """What a port raised, as what it says of the call: whether it may have been answered (field case 03)."""
+        if isinstance(error, PortError):
+            return OutcomeUnknown(error.message, metadata=error.metadata) if error.outcome_unknown else error
+        if self._agent.unknown_model == "reconcile" and classify(error) == "unknown":
+            return error if isinstance(error, OutcomeUnknown) else OutcomeUnknown(f"{type(error).__name__}: {error}")
+        return error
 
     def _defer(self, round_index: int, response: ModelInvocationResponse) -> Decided:
         following = response.next_context_state

@@ -52,6 +52,8 @@ async def apply_policy(
     )
     try:
         result = await awaited(policy.before_model(request))
+        if not result.messages:
+            raise HostPolicyError("policy_error", "the conversation must not be empty")
         if not 0 <= result.stable_prefix_messages <= len(result.messages):
             raise HostPolicyError("policy_error", "the stable prefix is longer than the messages")
         check_pairs(result.messages)
@@ -59,12 +61,16 @@ async def apply_policy(
         raise HostSaidNo(e.error_kind, str(e)) from e
     except Exception as e:
         raise HostSaidNo("policy_error", f"{type(e).__name__}: {e}") from e
-    if list(result.messages) == list(messages) and result.stable_prefix_messages == prefix:
-        return
     keep = common_prefix(messages, result.messages)
+    told = result.stable_prefix_messages
+    # A provider that was asked before has no more of it than what stayed the same (field case 08).
+    asked_before = state.model_calls > 0 or identity.begun_with is not None
+    prefix_now = min(told, keep) if asked_before else told
+    if list(result.messages) == list(messages) and prefix_now == prefix:
+        return
     tail = values.freeze([to_builtins(message) for message in result.messages[keep:]], "messages")
     metadata = None if result.metadata is None else values.freeze(result.metadata, "metadata")
-    await journal.ask(c.ApplyPolicy(round_index, keep, tail, result.stable_prefix_messages, metadata))
+    await journal.ask(c.ApplyPolicy(round_index, keep, tail, prefix_now, metadata))
 
 
 async def final_output(

@@ -125,6 +125,15 @@ class Agent:
     lease_seconds: float = 30.0
     by_name: dict[str, Tool] = field(init=False, repr=False)
 
+    @property
+    def announces_ahead(self) -> bool:
+        """Whether a model call may be announced in the append that ends what was before it.
+
+        Not where something comes in between; and not where a call that was announced counts as perhaps made: a process that dies
+        before it gets there should leave no doubt.
+        """
+        return not self.host.prepares and self.unknown_model == "reinvoke"
+
     def __post_init__(self) -> None:
         for name, number in (("max_rounds", self.max_rounds), ("max_model_attempts", self.max_model_attempts)):
             if number < 1:

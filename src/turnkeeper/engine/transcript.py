@@ -91,9 +91,11 @@ def check_pairs(messages: Sequence[Message], field: str = "messages") -> None:
     expected: list[str] = []
     for index, message in enumerate(messages):
         if message.role is Role.TOOL:
+            given = message.metadata.get("tool_call_id")
             if not expected:
-                raise InvalidInput(f"{field}[{index}]", "is the result of a call that does not stand right before it")
-            call_id, given = expected.pop(0), message.metadata.get("tool_call_id")
+                reason = f"is the result of the call {given!r}, which does not stand right before it"
+                raise InvalidInput(f"{field}[{index}]", reason)
+            call_id = expected.pop(0)
             if given != call_id and given in expected:
                 expected[expected.index(given)] = call_id
             elif given != call_id:
