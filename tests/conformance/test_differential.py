@@ -162,6 +162,8 @@ BY_NAME: Final[dict[str, Callable[[Author], c.Command]]] = {
         PROOF if a.dice < 3 else 0,
         {"label": "漢字" * a.variant},
     ),
+    "ApplyPolicy": lambda a: c.ApplyPolicy(a.round + 1, a.dice % 2, values.freeze([a.text, LONG]), 0, a.frame),
+    "PrepareContext": lambda a: c.PrepareContext(a.round + 1, a.dice % 2, values.freeze([a.text]), a.frame),
     "StartModel": lambda a: c.StartModel(a.round + 1, a.me, LEASE),
     "RenewModel": lambda a: c.RenewModel(*a.invocation, LEASE),
     "FailModel": lambda a: c.FailModel(*a.invocation, a.text, a.dice < 3),
