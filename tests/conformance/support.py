@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from turnkeeper.log.record import NOWHERE, Appended, Head, HeadQuery, Position, Tail
+from turnkeeper.log.record import NOWHERE, Appended, Behind, Head, HeadQuery, Position, Tail
 from turnkeeper.log.store import Store
 
 HEAD = Head(kind="test", phase="OPEN")
@@ -41,3 +41,19 @@ async def whole(store: Store, key: str) -> list[tuple[int, bytes]]:
 async def listed(store: Store, query: HeadQuery = HeadQuery()) -> Sequence[Head]:  # noqa: B008  # immutable
     """All heads that match."""
     return [head async for head in store.heads(query)]
+
+
+async def contend(store: Store, key: str, name: str, count: int) -> list[tuple[int, bytes]]:
+    """Append `count` records whatever others do; what was accepted, by sequence."""
+    accepted: list[tuple[int, bytes]] = []
+    position = NOWHERE
+    while len(accepted) < count:
+        body = f"{name}:{len(accepted)}".encode()
+        outcome = await store.append(key, [body], expected=position, head=HEAD)
+        if isinstance(outcome, Appended):
+            position = outcome.position
+            accepted.append((position.seq, body))
+        else:
+            assert isinstance(outcome, Behind)
+            position = outcome.tail.position
+    return accepted

@@ -9,10 +9,10 @@ from typing import Any
 
 import anyio
 
-from tests.conformance.support import HEAD, append, whole
+from tests.conformance.support import HEAD, append, contend, whole
 from tests.conformance.tally import adding, tally_log
 from tests.crew import PATIENCE, SPAWN, crew
-from turnkeeper.log.record import NOWHERE, Appended, Behind
+from turnkeeper.log.record import NOWHERE, Appended
 from turnkeeper.stores.sqlite import SqliteStore
 
 PROCESSES = 4
@@ -20,19 +20,8 @@ PROCESSES = 4
 
 async def _append_many(number: int, path: str, count: int) -> list[tuple[int, bytes]]:
     """Append `count` records to the one key, whatever the others do; what was accepted, by sequence."""
-    accepted: list[tuple[int, bytes]] = []
     async with await SqliteStore.open(path) as store:
-        position = NOWHERE
-        while len(accepted) < count:
-            body = b"%d:%d" % (number, len(accepted))
-            outcome = await store.append("contended", [body], expected=position, head=HEAD)
-            if isinstance(outcome, Appended):
-                position = outcome.position
-                accepted.append((position.seq, body))
-            else:
-                assert isinstance(outcome, Behind)
-                position = outcome.tail.position
-    return accepted
+        return await contend(store, "contended", str(number), count)
 
 
 def test_contended_appends(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -30,25 +29,8 @@ from turnkeeper.engine.wire import (
     InvocationContextState,
 )
 from turnkeeper.errors import InvalidInput
-from turnkeeper.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[SqliteStore]:
-    """A store of its own for each scenario."""
-    store = await SqliteStore.open(":memory:")
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def keeper(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Keeper:
-    """A Keeper on it, without pauses between attempts."""
-    for module in ("model_calls", "delivery"):
-        monkeypatch.setattr(f"turnkeeper.engine.{module}._PAUSE", 0.001)
-    return Keeper(store)
 
 
 def traced(scenario: str, *, last_sequence: int) -> EngineCheckpoint:

@@ -15,7 +15,6 @@ Not built when this was written, so not here: a cancellation inside a policy (16
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -51,22 +50,6 @@ from turnkeeper.turn import records as r
 pytestmark = pytest.mark.anyio
 
 LEASE_MS = 30_000
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[SqliteStore]:
-    """A store of its own for each scenario."""
-    store = await SqliteStore.open(":memory:")
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def keeper(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Keeper:
-    """A Keeper on it, without pauses between attempts."""
-    for module in ("model_calls", "delivery"):
-        monkeypatch.setattr(f"turnkeeper.engine.{module}._PAUSE", 0.001)
-    return Keeper(store)
 
 
 async def tail_of(keeper: Keeper, turn_id: str = "t") -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -37,21 +37,6 @@ pytestmark = pytest.mark.anyio
 
 Log = list[dict[str, Any]]
 DOCUMENTATION = Path(__file__).parents[2] / "docs/engine.md"
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[SqliteStore]:
-    """A store of its own for each scenario."""
-    store = await SqliteStore.open(":memory:")
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def keeper(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Keeper:
-    """A Keeper on it, without pauses between attempts."""
-    monkeypatch.setattr("turnkeeper.engine.model_calls._PAUSE", 0.001)
-    return Keeper(store)
 
 
 def trace(scenario: str) -> dict[str, Any]:

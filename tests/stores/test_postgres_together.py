@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.support import HEAD, append, bodies, listed, whole
+from tests.conformance.support import HEAD, append, bodies, contend, listed, whole
 from tests.conformance.tally import adding, tally_log
 from tests.crew import PATIENCE, SPAWN, crew
 from tests.servers.pgbouncer import pgbouncer
@@ -26,22 +26,6 @@ from turnkeeper.stores.postgres import PostgresStore
 from turnkeeper.stores.sqlite import SqliteStore
 
 ISOLATION = ["read committed", "repeatable read", "serializable"]
-
-
-async def contend(store: PostgresStore, key: str, name: str, count: int) -> list[tuple[int, bytes]]:
-    """Append `count` records whatever others do; what was accepted, by sequence."""
-    accepted: list[tuple[int, bytes]] = []
-    position = NOWHERE
-    while len(accepted) < count:
-        body = f"{name}:{len(accepted)}".encode()
-        outcome = await store.append(key, [body], expected=position, head=HEAD)
-        if isinstance(outcome, Appended):
-            position = outcome.position
-            accepted.append((position.seq, body))
-        else:
-            assert isinstance(outcome, Behind)
-            position = outcome.tail.position
-    return accepted
 
 
 # --- writers ---------------------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.conformance.support import HEAD, append, whole
+from tests.conformance.support import append, contend, whole
 from tests.conformance.tally import adding, tally_log
 from tests.crew import crew
 from tests.servers.redis import RedisCluster, RedisServer, server
 from turnkeeper.errors import StoreUnavailable
-from turnkeeper.log.record import NOWHERE, Appended, Behind
 from turnkeeper.stores.redis import RedisStore
 
 PROCESSES = 4
@@ -33,19 +32,8 @@ def url(request: pytest.FixtureRequest) -> str:
 
 async def _append_many(number: int, url: str, count: int) -> list[tuple[int, bytes]]:
     """Append `count` records to the one key, whatever the others do; what was accepted, by sequence."""
-    accepted: list[tuple[int, bytes]] = []
     async with await RedisStore.open(url) as store:
-        position = NOWHERE
-        while len(accepted) < count:
-            body = b"%d:%d" % (number, len(accepted))
-            outcome = await store.append("contended", [body], expected=position, head=HEAD)
-            if isinstance(outcome, Appended):
-                position = outcome.position
-                accepted.append((position.seq, body))
-            else:
-                assert isinstance(outcome, Behind)
-                position = outcome.tail.position
-    return accepted
+        return await contend(store, "contended", str(number), count)
 
 
 def test_contended_appends(url: str) -> None:
