@@ -136,9 +136,11 @@ class Keeper:
         self._ttl_seconds = ttl_seconds
 
     @classmethod
-    async def open(cls, url: str = "sqlite:///turnkeeper.db", *, ttl_seconds: float = DEFAULT_TTL_SECONDS) -> Keeper:
+    async def open(
+        cls, url: str = "sqlite:///turnkeeper.db", *, create: bool = True, ttl_seconds: float = DEFAULT_TTL_SECONDS
+    ) -> Keeper:
         """Open the store of a URL. See `open_store`."""
-        return cls(await open_store(url), ttl_seconds=ttl_seconds)
+        return cls(await open_store(url, create=create), ttl_seconds=ttl_seconds)
 
     async def __aenter__(self) -> Keeper:
         return self

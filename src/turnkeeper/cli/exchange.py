@@ -14,7 +14,7 @@ from rich.markup import escape
 from turnkeeper.engine import documents
 from turnkeeper.engine.wire import EngineCheckpoint
 from turnkeeper.errors import InvalidInput, TurnCheckpointError
-from turnkeeper.keeper import Keeper, open_store
+from turnkeeper.keeper import Keeper
 
 Format = Literal["json", "yaml"]
 
@@ -23,7 +23,7 @@ async def export_turn(
     url: str, turn_id: str, scope: str, *, at: int | None, form: Format | None, output: Path | None, events: bool
 ) -> int:
     """Print a turn's checkpoint, or its events one a line; into a file where one is named."""
-    async with Keeper(await open_store(url, create=False)) as keeper:
+    async with await Keeper.open(url, create=False) as keeper:
         if events:
             told = await keeper.events(turn_id, scope, at=at)
             text = "".join(documents.to_json(event) + "\n" for event in told)

@@ -16,7 +16,7 @@ from turnkeeper.moving import copy_logs
 async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool) -> int:
     """Remove old completed turns, and say how many went and stayed."""
     age = seconds_of(older_than, "--older-than")
-    async with Keeper(await open_store(url, create=False)) as keeper:
+    async with await Keeper.open(url, create=False) as keeper:
         pruned = await keeper.prune(older_than_seconds=age, dry_run=dry_run)
     if as_json:
         print_json({**pruned._asdict(), "dry_run": dry_run})
@@ -28,7 +28,7 @@ async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool
 
 async def erase_turn(url: str, turn_id: str, *, as_json: bool) -> int:
     """Erase a turn, and print the receipt. The exit status is 1 if something is left."""
-    async with Keeper(await open_store(url, create=False)) as keeper:
+    async with await Keeper.open(url, create=False) as keeper:
         receipt = await keeper.erase(turn_id)
     if as_json:
         print_json({"turn": turn_id, **to_builtins(receipt), "at": moment_iso(receipt.at)})
@@ -43,7 +43,7 @@ async def erase_turn(url: str, turn_id: str, *, as_json: bool) -> int:
 async def copy_store(source_url: str, target_url: str, *, as_json: bool) -> int:
     """Copy all logs from one store to another."""
     async with (
-        Keeper(await open_store(source_url, create=False)) as source,
+        await Keeper.open(source_url, create=False) as source,
         Keeper(await open_store(target_url)) as target,
     ):
         copied = await copy_logs(source.store, target.store)
@@ -69,7 +69,7 @@ async def migrate_schema(url: str, *, as_json: bool) -> int:
 
 async def examine(url: str, *, as_json: bool) -> int:
     """Print what the store promises."""
-    async with Keeper(await open_store(url, create=False)) as keeper:
+    async with await Keeper.open(url, create=False) as keeper:
         promises = await keeper.promises()
     if as_json:
         print_json([promise._asdict() for promise in promises])

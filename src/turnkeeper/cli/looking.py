@@ -12,16 +12,12 @@ from rich.table import Table
 from turnkeeper.cli.output import moment, moment_iso, print_json, size
 from turnkeeper.cli.timeline import describe
 from turnkeeper.errors import InvalidInput
-from turnkeeper.keeper import Keeper, open_store
+from turnkeeper.keeper import Keeper
 from turnkeeper.log import values
 from turnkeeper.log.record import Head
 from turnkeeper.turn.history import TurnHistory
 from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Round, final_text, rounds_of, thaw_messages
-
-
-async def _open(url: str) -> Keeper:
-    return Keeper(await open_store(url, create=False))
 
 
 async def print_list(url: str, *, attention: bool, phase: str | None, limit: int, as_json: bool) -> int:
@@ -30,7 +26,7 @@ async def print_list(url: str, *, attention: bool, phase: str | None, limit: int
         wanted = None if phase is None else TurnPhase(phase.upper())
     except ValueError as e:
         raise InvalidInput("--phase", f"{phase} is none of {', '.join(p.value for p in TurnPhase)}") from e
-    async with await _open(url) as keeper:
+    async with await Keeper.open(url, create=False) as keeper:
         found = [head async for head in keeper.turns(attention=attention or None, phase=wanted)]
     found.sort(key=lambda head: (head.attention is None, -head.updated))
     shown = found[:limit] if limit > 0 else found
@@ -79,7 +75,7 @@ async def print_turn(url: str, turn_id: str, scope: str, *, at: int | None, as_j
     """Print one turn as a time line."""
     if at is not None and at < 1:
         raise InvalidInput("--at", "sequence numbers begin with 1")
-    async with await _open(url) as keeper:
+    async with await Keeper.open(url, create=False) as keeper:
         history = await keeper.history(turn_id, scope, at=at)
     if history is None:
         raise InvalidInput("turn", f"there is no turn {turn_id!r} with scope {scope!r} in {url}")

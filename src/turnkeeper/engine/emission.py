@@ -82,7 +82,9 @@ class Emitter:
         self._waiting += writes
         while self._waiting:
             write = self._waiting[0]
-            events = [event for event in write.events if event.sequence > self._told]
+            # Looked at first: events that are told already, with the whole conversation in some, need not be made.
+            told = write.last_sequence <= self._told
+            events = [] if told else [event for event in write.events if event.sequence > self._told]
             try:
                 if events and write.checkpoint is not None:
                     await self._port.append_with_checkpoint(events, write.checkpoint)

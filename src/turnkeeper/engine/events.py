@@ -18,9 +18,9 @@ from turnkeeper.engine.checkpoints import (
     named_response,
     slot_result,
     snapshot_of,
-    was_held,
 )
 from turnkeeper.engine.identity import RunIdentity, identity_of
+from turnkeeper.engine.usage import was_held
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
     EngineEvent,
@@ -57,6 +57,16 @@ class _Planned(NamedTuple):
     invocation_id: str | None
     iteration: int | None
     payload: Callable[[], Any]
+
+
+def _told_result(round_: Round, slot_index: int) -> Callable[[], Any]:
+    """The payload that tells what is recorded of a call."""
+
+    def payload() -> Any:
+        result = slot_result(round_.slots[slot_index], named_response(round_).tool_requests[slot_index])
+        return {"toolResult": None if result is None else to_builtins(result)}
+
+    return payload
 
 
 @dataclass(frozen=True)
@@ -390,13 +400,7 @@ class Projection:
     def _ended(self, record: r.ToolCompleted | r.ToolAmbiguous | r.ToolResolved, kind: EngineEventKind) -> None:
         round_ = find_round(self.state, record.round_index)
         assert round_ is not None
-        slot = round_.slots[record.slot_index]
-
-        def payload() -> Any:
-            result = slot_result(slot, self._request(record.round_index, record.slot_index))
-            return {"toolResult": None if result is None else to_builtins(result)}
-
-        self._checkpointed(self._plan(kind, payload))
+        self._checkpointed(self._plan(kind, _told_result(round_, record.slot_index)))
 
     def _folded(self, record: r.RoundCommitted) -> None:
         round_ = find_round(self.state, record.round_index)
@@ -404,16 +408,9 @@ class Projection:
         if not round_.calls:
             return  # a final answer is in the conversation from its acceptance on
         state = self.state
-        requests = named_response(round_).tool_requests
-
-        def committed(index: int) -> Callable[[], Any]:
-            def payload() -> Any:
-                result = slot_result(round_.slots[index], requests[index])
-                return {"toolResult": None if result is None else to_builtins(result)}
-
-            return payload
-
-        planned = [self._plan(_Kind.TOOL_RESULT_COMMITTED, committed(index)) for index in range(len(requests))]
+        planned = [
+            self._plan(_Kind.TOOL_RESULT_COMMITTED, _told_result(round_, index)) for index in range(len(round_.calls))
+        ]
         counted = self._plan(_Kind.CONVERSATION_UPDATED, lambda: {"messageCount": len(canonical_messages(state))})
         self._checkpointed(*planned, counted)
 

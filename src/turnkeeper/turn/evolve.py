@@ -191,9 +191,7 @@ def _model_started(state: TurnState, record: r.ModelStarted, at: int) -> TurnSta
     return replace(
         state,
         revision=state.revision + 1,
-        model=ModelCall(
-            record.round_index, record.invocation_id, record.owner, at + record.lease_ms, attempt=state.attempts
-        ),
+        model=ModelCall(record.round_index, record.invocation_id, record.owner, at + record.lease_ms),
         owner=record.owner,
         model_calls=state.model_calls + 1,
         attempts=state.attempts + 1,
@@ -262,7 +260,7 @@ def _stopped(state: TurnState, record: r.RunStopped, at: int) -> TurnState:
     return replace(
         state,
         revision=revision,
-        stop=Stop(record.owner, record.status, record.error_kind, record.message, revision),
+        stop=Stop(record.status, record.error_kind, record.message, revision),
     )
 
 

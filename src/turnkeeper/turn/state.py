@@ -81,7 +81,6 @@ class ModelCall(msgspec.Struct, frozen=True, gc=False):
     failed: bool = False
     unknown: bool = False
     """Nobody knows whether it was answered, so it is not made again before somebody has settled that."""
-    attempt: int = 0
     message: str = ""
     metadata: bytes | None = None
 
@@ -113,7 +112,6 @@ class AmbiguousCall(msgspec.Struct, frozen=True, gc=False):
 class Stop(msgspec.Struct, frozen=True, gc=False):
     """How the last run that ended short of the turn's end did so; `revision` is that of its record."""
 
-    owner: str
     status: str
     error_kind: str
     message: str
