@@ -27,9 +27,11 @@ _AT_ONCE: Final = 4
 """Conversations that one worker has in hand at the same time."""
 _SCARCE: Final = 5
 _SPARE: Final = 30
-"""Turns for each kill to be made, and besides, below which turns are taken one by one, and each has its kill."""
-_ANY_WITHIN: Final = 8
-"""A kill at any boundary comes at one of that many that a worker passes; a turn has more of them."""
+"""Turns for each kill to be made, and besides, below which turns are taken one by one, and each life has its end."""
+_BOUNDARIES_OF_A_TURN: Final = 14
+"""How many a worker passes in the shortest of turns: one model call and a reply."""
+_LATEST: Final = 40
+"""Boundaries after which a life ends in any case while turns are scarce: about where a turn's effects come."""
 _PASSES_BY: Final = 2
 """Turns begun without coming to the boundary, after which a worker is killed wherever it is."""
 _NEVER_COMES: Final = 3.0
@@ -48,6 +50,21 @@ class Progress:
     kills_at: dict[str, int] = field(default_factory=dict[str, int])
     settled_by_operator: int = 0
     workers_started: int = 0
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """How one life ends.
+
+    Attributes:
+        after: turns begun before a kill at a random instant.
+        boundary, count: the n-th passing of this boundary, or of any; None: a random instant.
+        latest: the number of boundaries passed at which it ends in any case.
+    """
+
+    after: int
+    boundary: str | None
+    count: int
+    latest: int | None
 
 
 class WorkerFailed(TurnkeeperError):
@@ -94,8 +111,9 @@ class Supervisor:
 
     async def _keep_one_running(self, keeper: Keeper, ledger: Ledger) -> None:
         while self._left:
-            if not self._waiting and self._left:
-                await asyncio.sleep(0.02)  # the other workers have all that is left in hand
+            if not self._waiting or self._others_make_the_last_kills():
+                # The others have all that is left in hand; or a life without an end would take their turns from them.
+                await asyncio.sleep(0.02)
                 continue
             await _Life(self, keeper, ledger).run()
 
@@ -120,18 +138,25 @@ class Supervisor:
         self.progress.turns_done.add(turn_id)
         self._show(self.progress)
 
-    def plan_kill(self) -> tuple[int, str | None, int] | None:
-        """Whether and when the next life ends: after how many turns begun, and at which boundary (None: anywhere)."""
+    def plan_kill(self) -> _Plan | None:
+        """Whether and when the next life ends."""
         left = self._kills_left() - self._killing
         if left <= 0:
             return None
-        scarce = self._turns_are_scarce()
         self._killing += 1
-        if scarce:
-            return 1, ANY, self._chance.randint(1, _ANY_WITHIN)
+        if self._turns_are_scarce():
+            # A kill uses up no more than its share of what is left, so that something is left for the last one.
+            share = _BOUNDARIES_OF_A_TURN * self._turns_left() // left
+            latest = max(2, min(_LATEST, share))
+            if self._chance.random() < 0.6:
+                return _Plan(1, pick(self._chance), 1, latest)
+            return _Plan(1, ANY, self._chance.randint(1, latest), latest)
         after = self._chance.randint(1, max(1, 2 * self._turns_left() // (3 * left)))
         boundary = pick(self._chance) if self._chance.random() < 0.6 else None
-        return after, boundary, self._chance.randint(1, 2)
+        return _Plan(after, boundary, self._chance.randint(1, 2), None)
+
+    def _others_make_the_last_kills(self) -> bool:
+        return 0 < self._kills_left() <= self._killing
 
     def at_once(self) -> int:
         """How many conversations one worker has in hand: few where they would be done before the kills are made."""
@@ -160,9 +185,13 @@ class Supervisor:
         """A planned kill was not made: the work was done before."""
         self._killing -= 1
 
-    def command(self, stop_at: str | None, stop_count: int) -> list[str]:
+    def command(self, plan: _Plan | None) -> list[str]:
         """How a worker is started."""
-        orders = msgspec.structs.replace(self._orders, stop_at=stop_at, stop_count=stop_count)
+        orders = self._orders
+        if plan is not None:
+            orders = msgspec.structs.replace(
+                orders, stop_at=plan.boundary, stop_count=plan.count, stop_latest=plan.latest
+            )
         return [sys.executable, "-m", "turnkeeper.cli.demo.worker", msgspec.json.encode(orders).decode()]
 
     def random_delay(self) -> float:
@@ -221,10 +250,9 @@ class _Life:
 
     async def run(self) -> None:
         boss = self._boss
-        stop_at, count = (self._plan[1], self._plan[2]) if self._plan else (None, 1)
         boss.progress.workers_started += 1
         process = self._process = await asyncio.create_subprocess_exec(
-            *boss.command(stop_at, count),
+            *boss.command(self._plan),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -293,7 +321,7 @@ class _Life:
     def _maybe_kill(self) -> None:
         if self._plan is None or self._killed_at is not None:
             return
-        after, boundary, _ = self._plan
+        after, boundary = self._plan.after, self._plan.boundary
         if boundary is not None and self._begun >= after + _PASSES_BY:
             boundary = None  # the turns that were begun since do not come by there
             if self._kill_timer is not None:

@@ -28,6 +28,7 @@ class Orders(msgspec.Struct, frozen=True):
 
     Attributes:
         stop_at, stop_count: freeze at the n-th passing of this boundary, or of any, and say so: the supervisor then kills.
+        stop_latest: freeze at the n-th of all boundaries passed, if not before.
     """
 
     store: str
@@ -37,12 +38,14 @@ class Orders(msgspec.Struct, frozen=True):
     lease_seconds: float
     stop_at: str | None = None
     stop_count: int = 1
+    stop_latest: int | None = None
 
 
 class _Worker:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._left = orders.stop_count
+        self._left_of_all = orders.stop_latest
         self._lock = threading.Lock()
         conversations = load(None if orders.conversations is None else Path(orders.conversations))
         self._turns: dict[str, list[Turn]] = {one.id: turns(one) for one in conversations}
@@ -53,10 +56,10 @@ class _Worker:
             sys.stdout.buffer.flush()
 
     def _reached(self, boundary: str) -> None:
-        if self._orders.stop_at not in (boundary, ANY):
-            return
-        self._left -= 1
-        if self._left == 0:
+        self._left -= self._orders.stop_at in (boundary, ANY)
+        if self._left_of_all is not None:
+            self._left_of_all -= 1
+        if self._left == 0 or self._left_of_all == 0:
             self._say(at=boundary)
             while True:  # until the supervisor's SIGKILL
                 time.sleep(60)
