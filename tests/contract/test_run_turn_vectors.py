@@ -24,11 +24,6 @@ NAMES = (
     "permission_denial_is_model_visible",
     "memory_context_is_model_visible",
 )
-MISSING = {
-    "cancel_before_context": "a run whose task is cancelled before it begins writes nothing, and there is no other way to cancel "
-    "one: no turn_started, no turn_cancelled (2.11)",
-}
-"""What the engine has not got yet, by vector."""
 
 
 @pytest.fixture
@@ -84,15 +79,7 @@ def column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
     return [row[name] for row in rows]
 
 
-def cases() -> list[Any]:
-    """The vectors by name; those that need what is not there yet have to fail."""
-    return [
-        pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason=MISSING[name])] if name in MISSING else [])
-        for name in NAMES
-    ]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", NAMES)
 async def test_it_comes_out_as_the_vector_says(keeper: Keeper, name: str) -> None:
     """3.3: the keys that a vector expects, and what holds of all of them."""
     vector = run_turn_vectors()[name]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
 
+from tests.contract.host import Durability
 from tests.engine.inline import InlineStore
 from tests.engine.support import Ledger, asks, asks_once, messages_of, records_of, slot_of, state_of, until
 from turnkeeper import (
@@ -368,3 +370,83 @@ async def test_whatever_is_cancelled_from_inside_has_failed_and_the_run_says_so(
         ("success", None),
     ]
     assert host.calls == ["model", "model", "act", "look_up", "look_up", "model", "send", "find", "find"]
+
+
+# --- before anything is begun --------------------------------------------------------------------------------
+
+
+async def cancelled_before(run: Callable[[], Any]) -> None:
+    """Run it under a scope that is cancelled already."""
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await run()
+    assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("inline", [True, False])
+async def test_a_run_that_is_cancelled_before_it_begins_says_so_once(keeper: Keeper, *, inline: bool) -> None:
+    """2.11: the turn begins and is cancelled, in one write; whoever finds it there and changes nothing writes nothing."""
+    keeper = Keeper(InlineStore()) if inline else keeper
+    agent = Agent(asks())
+    durability = Durability()
+
+    async def run() -> TurnResult:
+        return await keeper.run(agent, "go", turn_id="t", durability=durability)
+
+    await cancelled_before(run)
+    await cancelled_before(run)
+    await cancelled_before(lambda: keeper.resume(agent, turn_id="t"))
+    assert durability.kinds == ["turn_started", "turn_cancelled"]
+    history = await keeper.history("t")
+    assert history is not None
+    assert [type(entry.record) for entry in history.entries] == [r.Started, r.RunStopped]
+    assert (await run()).model_calls == 1
+    assert durability.kinds[2:5] == ["turn_started", "context_prepared", "model_invocation_started"]
+    assert [event["sequence"] for event in durability.events] == list(range(1, len(durability.events) + 1))
+    await cancelled_before(run)
+    assert durability.kinds.count("turn_cancelled") == 1
+
+
+async def test_a_turn_that_is_not_there_is_not_begun_by_a_cancelled_resume(keeper: Keeper) -> None:
+    await cancelled_before(lambda: keeper.resume(Agent(asks()), turn_id="t"))
+    assert await keeper.history("t") is None
+
+
+async def test_who_waits_for_another_worker_and_is_cancelled_does_not_end_his_run(keeper: Keeper) -> None:
+    """Its life had not begun, and the other one's goes on."""
+    asked, go_on = anyio.Event(), anyio.Event()
+
+    class Slow:
+        async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
+            asked.set()
+            await go_on.wait()
+            return await asks().invoke(request)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(keeper.run, Agent(Slow()), "go", turn_id="t"))
+        await asked.wait()
+        with anyio.move_on_after(0.05):
+            await keeper.run(Agent(asks()), "go", turn_id="t")
+        go_on.set()
+    assert await records_of(keeper, r.RunStopped) == []
+
+
+async def test_what_is_being_handed_to_the_durability_port_is_handed_over_whole(keeper: Keeper) -> None:
+    """1.16: its operations are not cancellable. A port that was cut off would hold half of it, and nobody would know."""
+    inside, begun = anyio.Event(), [0, 0]
+
+    class Slow(Durability):
+        async def append_with_checkpoint(self, events: Any, checkpoint: Any) -> None:
+            begun[0] += 1
+            inside.set()
+            await anyio.sleep(0.02)
+            begun[1] += 1
+            await super().append_with_checkpoint(events, checkpoint)
+
+    durability = Slow()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(keeper.run, Agent(asks()), "go", turn_id="t", durability=durability))
+        await inside.wait()
+        tasks.cancel_scope.cancel()
+    assert begun == [1, 1]
+    assert durability.kinds[-1] == "turn_cancelled"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+import anyio
+
 from turnkeeper.engine.contract_ports import EngineDurabilityPort
 from turnkeeper.engine.events import Projection, Write
 from turnkeeper.engine.wire import EngineCheckpoint
@@ -50,16 +52,20 @@ class Emitter:
         """Followed and not handed over yet; where the port fails, what comes later must not overtake it."""
 
     async def begin(self) -> None:
-        """Take note of what the log holds already: a port that keeps count gets what it lacks, another one what comes next."""
-        writes = await self._read()
+        """Take note of what the log holds already: a port that keeps count gets what it lacks, another one what comes next.
+
+        A run that is cancelled in the middle of it may begin again.
+        """
+        self._waiting += await self._read()
         if isinstance(self._port, ReadableDurability):
             identity = self._projection.identity
             self._told = await self._port.last_sequence(
                 identity.session_id or "", self._turn.trace_id, identity.run_id or ""
             )
-            await self._hand_over(writes)
-        elif writes:
-            self._told = writes[-1].last_sequence
+            await self._hand_over([])
+        elif self._waiting:
+            self._told = self._waiting.pop().last_sequence
+            self._waiting.clear()
         self._begun = True
 
     async def catch_up(self) -> None:
@@ -86,10 +92,13 @@ class Emitter:
             told = write.last_sequence <= self._told
             events = [] if told else [event for event in write.events if event.sequence > self._told]
             try:
-                if events and write.checkpoint is not None:
-                    await self._port.append_with_checkpoint(events, write.checkpoint)
-                elif events:
-                    await self._port.append(events[0])  # what has no checkpoint is one event
+                with anyio.CancelScope(
+                    shield=True
+                ):  # durability is not cancellable (1.16): half a write is told by nobody
+                    if events and write.checkpoint is not None:
+                        await self._port.append_with_checkpoint(events, write.checkpoint)
+                    elif events:
+                        await self._port.append(events[0])  # what has no checkpoint is one event
             except Exception as e:
                 raise DurabilityFailed(write.kinds[0].value, write.checkpoint, e) from e
             self._told = max(self._told, write.last_sequence)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import anyio
+import anyio.lowlevel
 
 from turnkeeper.engine import stored
 from turnkeeper.engine.contract_ports import EngineDurabilityPort
@@ -145,7 +146,7 @@ class TurnRun:
                 ended.append(e)
             finally:
                 with anyio.CancelScope(shield=True):
-                    await self._flush_quietly(cancelled=not ended)
+                    await self._last_words(start, cancelled=not ended)
                 renewing.cancel()
 
         async with anyio.create_task_group() as tasks:
@@ -158,29 +159,52 @@ class TurnRun:
             raise ended[0]
         return ended[0]
 
-    async def _flush_quietly(self, *, cancelled: bool) -> None:
+    async def _last_words(self, start: c.Start | None, *, cancelled: bool) -> None:
         """A finished effect's result is written also where the run ends in an error or a cancellation, and then that."""
         try:
             await self._journal.salvage()
         except Exception as e:
             log.error("turn %s: a finished effect's result could not be written: %s", self._turn.trace_id, e)
             return
-        round_ = self._journal.state.round
-        begun = round_ is not None and any(one and one.state is ToolCallState.EXECUTING for one in round_.slots)
-        # Behind a barrier, the contract reads a cancellation as proof that the tool did not run (5.2, 2): there it says nothing.
-        if cancelled and self._journal.state.phase is not None and not begun:
+        if cancelled:
             try:
-                await self._journal.ask(
-                    c.StopRun(self._journal.owner, "cancelled", "cancelled", "the run was cancelled")
-                )
+                await self._tell_cancelled(start)
             except Exception as e:
                 log.warning("turn %s: that its run was cancelled could not be written: %s", self._turn.trace_id, e)
+
+    async def _tell_cancelled(self, start: c.Start | None) -> None:
+        """Say that the run was cancelled, where it has a life to end: a turn that is not there begins with it (2.11)."""
+        stop = c.StopRun(self._journal.owner, "cancelled", "cancelled", "the run was cancelled")
+
+        def decide(state: TurnState, now: int) -> Decision[Any, Any]:
+            if state.phase is None:
+                return decide_all(state, [] if start is None else [start, stop], now)
+            # A run that has changed nothing writes nothing. (Whether its start came through may not be known.)
+            wrote = self._turn.log.appends > 0 or state.owner == self._journal.owner or state.revision == 1
+            # Behind a barrier, the contract reads a cancellation as proof that the tool did not run (5.2, 2).
+            slots = () if state.round is None else state.round.slots
+            begun = any(one is not None and one.state is ToolCallState.EXECUTING for one in slots)
+            return decide_all(state, [stop] if wrote and not begun else [], now)
+
+        await self._follow()
+        await self._turn.put(decide)
+        if self._emitter is not None:
+            await self._emitter.catch_up()
+
+    async def _follow(self) -> None:
+        """Let the host's durability port know of each write from here on."""
+        if self._emitter is not None and self._journal.after_write is None:
+            await self._emitter.begin()
+            self._journal.after_write = self._emitter.catch_up
 
     async def _run(self, start: c.Start | None, *, wait: bool) -> TurnResult:
         await self._start(start)
         stuck, revision = 0, -1
         while not self._journal.state.completed:
             try:
+                await (
+                    anyio.lowlevel.checkpoint_if_cancelled()
+                )  # writes are shielded, so what comes next may be an effect
                 await self._step()
             except Stopped:
                 why = "a tool call may have happened; settle it, then run the turn again"
@@ -224,9 +248,8 @@ class TurnRun:
 
     async def _start(self, start: c.Start | None) -> None:
         """Start the turn, with its first model call in the same append, or find where it stands."""
-        if self._emitter is not None:
-            await self._emitter.begin()
-            self._journal.after_write = self._emitter.catch_up
+        await anyio.lowlevel.checkpoint_if_cancelled()  # a store need not wait for anything, so it need not notice
+        await self._follow()
         if start is None:
             if (await self._turn.read()).phase is None:
                 raise TurnCheckpointError(f"turn {self._turn.trace_id!r} was never started, or its log was erased")
