@@ -31,7 +31,7 @@ from turnkeeper.turn.decide import decide
 from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.handle import TurnHandle
 from turnkeeper.turn.history import read_history
-from turnkeeper.turn.identity import ToolCall, arguments_fingerprint, operation_id, trace_hash
+from turnkeeper.turn.identity import ProviderReference, ToolCall, arguments_fingerprint, operation_id, trace_hash
 from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
 from turnkeeper.turn.state import TurnState, find_round, find_slot
 
@@ -165,7 +165,9 @@ BY_NAME: Final[dict[str, Callable[[Author], c.Command]]] = {
     "ApplyPolicy": lambda a: c.ApplyPolicy(a.round + 1, a.dice % 2, values.freeze([a.text, LONG]), 0, a.frame),
     "PrepareContext": lambda a: c.PrepareContext(a.round + 1, a.dice % 2, values.freeze([a.text]), a.frame),
     "StartModel": lambda a: c.StartModel(a.round + 1, a.me, LEASE),
-    "RenewModel": lambda a: c.RenewModel(*a.invocation, LEASE),
+    "RenewModel": lambda a: c.RenewModel(
+        *a.invocation, LEASE, ProviderReference("provider", "response", a.text) if a.dice < 3 else None
+    ),
     "FailModel": lambda a: c.FailModel(*a.invocation, a.text, a.dice < 3),
     "ResolveModel": lambda a: c.ResolveModel(
         a.invocation[0], Resolution.HAPPENED if a.right else Resolution.DID_NOT_HAPPEN, a.me, a.text

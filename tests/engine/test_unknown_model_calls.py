@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import anyio
@@ -21,7 +22,8 @@ from turnkeeper import (
     Tool,
     TurnResult,
 )
-from turnkeeper.engine.wire import EngineEventKind
+from turnkeeper.engine.contract_ports import PortError
+from turnkeeper.engine.wire import DelegatedStateReference, EngineEventKind, to_builtins
 from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnCheckpointError
 from turnkeeper.models.scripted import calls, text
 
@@ -178,3 +180,79 @@ async def test_only_what_is_in_doubt_can_be_settled(keeper: Keeper) -> None:
     with pytest.raises(TurnCheckpointConflict):
         await keeper.resolve_model("t", "did_not_happen", who="ann", why="looked")
     assert (await state_of(keeper)).attention is None
+
+
+class Named(Model):
+    """Says what its provider calls the call, and then leaves it unknown: in words, or by the death of its process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead: anyio.CancelScope | None = None
+        self.looked_up: list[ModelRequest] = []
+
+    async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
+        """See `ModelPort`."""
+        await request.known_as(KNOWN)
+        if self.dead is not None:
+            self.dead.cancel()
+            await anyio.sleep_forever()
+        return await super().invoke(request)
+
+    async def look_up(self, request: ModelRequest) -> Happened | StillUnknown:
+        """Fetches the answer, once it is asked for by its name."""
+        self.looked_up.append(request)
+        return StillUnknown() if request.reference is None else Happened(text("fetched"))
+
+
+KNOWN = DelegatedStateReference(provider="p", kind="response", id="resp_1")
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_what_its_provider_calls_it_is_there_after_a_crash(store: ClockedStore, dies: bool) -> None:
+    """The look-up is given it, and so is whoever takes the checkpoint elsewhere; the answer is not bought again."""
+    model = Named()
+    with anyio.CancelScope() as scope:
+        model.dead = scope if dies else None
+        await run(Keeper(store), model)
+    await store.advance_clock(60_000)
+    checkpoint = await Keeper(store).checkpoint("t")
+    assert checkpoint is not None
+    if not dies:
+        assert checkpoint.model_reconciliation is not None
+        assert (checkpoint.model_reconciliation.metadata or {})["reference"] == to_builtins(KNOWN)
+    result = await run(Keeper(store), model, reconcile_model=model.look_up)
+    assert (result.status, result.output, result.model_calls) == ("success", "fetched", 1)
+    assert [request.reference for request in model.looked_up] == [KNOWN]
+
+
+async def test_an_imported_call_is_looked_up_by_its_name(keeper: Keeper) -> None:
+    """The checkpoint carries it from store to store."""
+    model = Named()
+    await run(keeper, model)
+    checkpoint = await keeper.checkpoint("t")
+    assert checkpoint is not None
+    async with await Keeper.open("sqlite:///:memory:") as other:
+        agent = Agent(model, unknown_model="reconcile", reconcile_model=model.look_up)
+        scope = await other.adopt(checkpoint, agent=agent)
+        assert (await other.resume(agent, turn_id="t", scope=scope)).output == "fetched"
+    assert model.looked_up[0].reference == KNOWN
+
+
+async def test_why_the_look_up_could_not_tell_is_said(keeper: Keeper) -> None:
+    model = Model()
+    await run(keeper, model)
+
+    async def look_up(_: ModelRequest) -> StillUnknown:
+        return StillUnknown("the provider does not keep it any more")
+
+    result = await run(keeper, model, reconcile_model=look_up)
+    assert "does not keep it any more" in (result.message or "")
+
+
+async def test_the_provider_says_when_to_come_again(keeper: Keeper) -> None:
+    """2.12: the next attempt is made no earlier than it asked."""
+    model = Model(PortError("HTTP 429", retry_after=0.05))
+    began = time.monotonic()
+    assert (await run(keeper, model)).status == "success"
+    assert time.monotonic() - began >= 0.05
+    assert len(model.asked) == 2

@@ -10,7 +10,8 @@ from tests.model.desk import LEASE, NOON, Desk, commit, in_phase, reserve
 from turnkeeper.errors import TurnCheckpointBusy, TurnCheckpointError
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
-from turnkeeper.turn.names import TurnPhase
+from turnkeeper.turn.identity import ProviderReference
+from turnkeeper.turn.names import Resolution, TurnPhase
 
 P = TurnPhase
 LIVE = NOON + LEASE - 1
@@ -58,6 +59,23 @@ def test_renewal() -> None:
     desk.now = LIVE + LEASE
     with pytest.raises(TurnCheckpointBusy):
         desk.put(c.RenewModel(call, "a", LEASE))
+
+
+def test_what_its_provider_calls_it() -> None:
+    """It is kept from the renewal that brings it on, also behind the doubt; and only a live owner brings it."""
+    desk, call = calling()
+    assert desk.state.model is not None
+    assert desk.state.model.reference is None
+    known = ProviderReference("openai", "response", "resp_1")
+    desk.put(c.RenewModel(call, "a", LEASE, known))
+    desk.put(c.RenewModel(call, "a", LEASE))
+    desk.now = OVER
+    with pytest.raises(TurnCheckpointBusy):
+        desk.put(c.RenewModel(call, "a", LEASE, ProviderReference("openai", "response", "resp_2")))
+    desk.put(c.FailModel(call, "b", "its owner is dead", unknown=True))
+    assert desk.state.model.reference == known
+    desk.put(c.ResolveModel(call, Resolution.DID_NOT_HAPPEN, "look-up", "cancelled there"), c.StartModel(0, "b", LEASE))
+    assert desk.state.model.reference is None, "the next attempt is another call"
 
 
 def test_failed_call_is_free_at_once() -> None:

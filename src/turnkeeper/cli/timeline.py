@@ -72,6 +72,8 @@ def _detail(record: r.AnyRecord) -> tuple[str, str]:
         case r.ToolClaimed() | r.ToolBegun():
             safe = ", may run again" if record.replay_safe else ""
             return f"fence {record.fence}, {_lease(record)}{safe}", "blue"
+        case r.ModelRenewed() if record.reference is not None:
+            return f"its provider calls it {record.reference.id}, lease {record.lease_ms / 1000:g} s", "cyan"
         case r.ToolRenewed() | r.ModelRenewed():
             return f"lease {record.lease_ms / 1000:g} s", "dim"
         case r.ToolCompleted():

@@ -30,7 +30,7 @@ from turnkeeper.log import values
 from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import derived_id
 from turnkeeper.turn.names import TurnPhase
-from turnkeeper.turn.state import Round, Slot, TurnState, rounds_of
+from turnkeeper.turn.state import ModelCall, Round, Slot, TurnState, rounds_of
 
 
 class Standing(NamedTuple):
@@ -154,8 +154,17 @@ def model_reconciliation(standing: Standing) -> ModelReconciliationState | None:
         request=ModelInvocationRequest(context=snapshot_of(standing, model.round_index)),
         failed_attempt=standing.attempt,
         message=model.message,
-        metadata=None if model.metadata is None else values.thaw(model.metadata),
+        metadata=_told_of(model),
     )
+
+
+def _told_of(model: ModelCall) -> dict[str, Any] | None:
+    """What the provider said of the call, and what it calls it: whoever goes on elsewhere can ask for it there."""
+    told: dict[str, Any] | None = None if model.metadata is None else values.thaw(model.metadata)
+    known = model.reference
+    if known is None:
+        return told
+    return {**(told or {}), "reference": {"provider": known.provider, "kind": known.kind, "id": known.id}}
 
 
 def checkpoint_of(standing: Standing) -> EngineCheckpoint:

@@ -45,6 +45,7 @@ class PortError(TurnkeeperError):
         outcome_unknown: the effect may have happened: it is neither repeated nor guessed.
         configuration_error: neither another attempt nor the model can help; the turn fails.
         metadata: what the provider said of it; kept in the state that is left for reconciliation.
+        retry_after: seconds that the provider asks to wait before the next attempt, or None.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class PortError(TurnkeeperError):
         outcome_unknown: bool = False,
         configuration_error: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        retry_after: float | None = None,
     ) -> None:
         if outcome_unknown and configuration_error:
             raise InvalidInput(
@@ -64,6 +66,7 @@ class PortError(TurnkeeperError):
         self.outcome_unknown = outcome_unknown
         self.configuration_error = configuration_error
         self.metadata = metadata
+        self.retry_after = retry_after
 
 
 class HostPolicyError(TurnkeeperError):

@@ -13,6 +13,7 @@ from turnkeeper.engine.transcript import check_pairs, request_ids
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
     ModelInvocationResponse,
+    ModelReconciliationState,
     ModelToolResult,
     Outcome,
     Role,
@@ -86,13 +87,17 @@ def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None
         unknown = checkpoint.model_reconciliation
         commands += [
             c.StartModel(checkpoint.iteration, OWNER, _LEASE_MS),
-            c.FailModel(_first_invocation(checkpoint, scope), OWNER, unknown.message, unknown=True),
+            c.FailModel(_first_invocation(checkpoint, scope), OWNER, unknown.message, True, _frame_of(unknown)),
         ]
     elif checkpoint.final_output_ready:
         spoken = [message for message in checkpoint.messages[-1:] if message.role is Role.ASSISTANT]
         text = final_text(ModelInvocationResponse(output=checkpoint.pending_output, assistant_messages=spoken))
         commands.append(c.MarkCompleted(allow_no_output=True) if text is None else c.SaveFinalModel(text))
     return commands
+
+
+def _frame_of(unknown: ModelReconciliationState) -> bytes | None:
+    return None if unknown.metadata is None else values.freeze(unknown.metadata, "modelReconciliation.metadata")
 
 
 def fingerprint_of(checkpoint: EngineCheckpoint) -> str:

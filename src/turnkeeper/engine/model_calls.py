@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import anyio
+import msgspec
 from msgspec.structs import replace as replace_fields
 
 from turnkeeper.engine.checkpoint_rules import context_state_problems
@@ -24,6 +25,7 @@ from turnkeeper.engine.rounds import Moved
 from turnkeeper.engine.transcript import check_pairs, common_prefix
 from turnkeeper.engine.wire import (
     ContextRequest,
+    DelegatedStateReference,
     Message,
     ModelInvocationContextSnapshot,
     ModelInvocationResponse,
@@ -34,7 +36,7 @@ from turnkeeper.errors import InvalidInput, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import model_invocation_id
-from turnkeeper.turn.identity import ToolCall, tool_calls
+from turnkeeper.turn.identity import ProviderReference, ToolCall, tool_calls
 from turnkeeper.turn.names import Resolution
 from turnkeeper.turn.state import ModelCall
 
@@ -75,6 +77,17 @@ def reservation(round_index: int, response: ModelInvocationResponse) -> c.Reserv
     """
     builtins = to_builtins(response)
     return c.ReserveAssistant(round_index, values.freeze(builtins, "response"), tool_calls(builtins))
+
+
+def reference_of(call: ModelCall) -> DelegatedStateReference | None:
+    """What the provider calls a model call, where its log says so; of an imported one, where its checkpoint did."""
+    if call.reference is not None:
+        return DelegatedStateReference(provider=call.reference.provider, kind=call.reference.kind, id=call.reference.id)
+    told: Any = None if call.metadata is None else values.thaw(call.metadata).get("reference")
+    try:
+        return None if told is None else msgspec.convert(told, DelegatedStateReference)
+    except msgspec.ValidationError:
+        return None  # another engine's word of the same name
 
 
 class ModelCalls:
@@ -123,7 +136,8 @@ class ModelCalls:
     async def _pause(self, failed: int, pause: float, reason: Exception) -> None:
         retry, most = self._agent.host.retry, self._agent.max_model_attempts
         if retry is None:
-            await anyio.sleep(min(pause, _LONGEST_PAUSE))
+            asked = reason.retry_after if isinstance(reason, PortError) else None
+            await anyio.sleep(min(max(pause, asked or 0.0), _LONGEST_PAUSE))
             return
         request = RetryPolicyRequest(
             failed_attempts=failed, next_attempt=failed + 1, max_attempts=most, reason=str(reason)
@@ -186,7 +200,24 @@ class ModelCalls:
             messages=messages,
             tools=self._agent.tools,
             stream=QuietStream(self._agent.host.stream),
+            reference=reference_of(state.model),
+            known_as=self._known_as,
         )
+
+    async def _known_as(self, reference: DelegatedStateReference) -> None:
+        """Journal what the provider calls the call that is being made. It is heard of, so its lease begins anew."""
+        known = ProviderReference(
+            values.identifier(reference.provider, "reference.provider"),
+            values.identifier(reference.kind, "reference.kind"),
+            values.identifier(reference.id, "reference.id"),
+        )
+        owner, turn = self._journal.owner, self._journal.turn
+        assert self._invoked is not None
+        try:
+            await turn.ask(c.RenewModel(self._invoked, owner, self._journal.lease_ms, known))
+        except TurnCheckpointError as e:
+            # Another worker is at the turn: the lease keeper will say so, and this answer may still be the first one.
+            log.warning("turn %s: what its provider calls the model call was not written: %s", turn.trace_id, e)
 
     async def _invoke(self, request: ModelRequest) -> Decided | Exception:
         """Make one call: its decision, or why there is none."""
@@ -259,4 +290,6 @@ class ModelCalls:
             await self._journal.ask(settled, command)
             raise Moved  # the decision is in the log now, and read from there
         where = f"the model call {call.invocation_id} may have been answered; settle that, then run the turn again"
+        if found is not None:
+            where += f" (the look-up says: {found.evidence})"
         raise ModelCallFailed("model_outcome_unknown", where, unknown=True)

@@ -11,8 +11,17 @@ from turnkeeper.engine.host import Host, QuietStream
 from turnkeeper.engine.outcomes import LookedUp
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.usage import Budget
-from turnkeeper.engine.wire import Message, ModelInvocationContextSnapshot, ModelInvocationResponse
+from turnkeeper.engine.wire import (
+    DelegatedStateReference,
+    Message,
+    ModelInvocationContextSnapshot,
+    ModelInvocationResponse,
+)
 from turnkeeper.errors import InvalidInput, TurnkeeperError
+
+
+async def _not_kept(_: DelegatedStateReference) -> None:
+    """Of a request that is in no log."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,9 @@ class ModelRequest:
         tools: what the model may call.
         context: what the host's context pipeline made of the conversation, if it has one; `messages` are its.
         stream: shows the host what the model says while it says it.
+        reference: what the provider calls this call, where that is journaled: a look-up asks for it by that.
+        known_as: journals what the provider calls this call. Await it as soon as that is known, before the answer: whoever
+            comes after a crash can then fetch the answer instead of buying another one.
     """
 
     turn_id: str
@@ -38,6 +50,8 @@ class ModelRequest:
     tools: Sequence[Tool]
     context: ModelInvocationContextSnapshot | None = None
     stream: ModelStreamPort = field(default_factory=lambda: QuietStream(None), compare=False, repr=False)
+    reference: DelegatedStateReference | None = None
+    known_as: Callable[[DelegatedStateReference], Awaitable[None]] = field(default=_not_kept, compare=False, repr=False)
 
 
 class ModelPort(Protocol):

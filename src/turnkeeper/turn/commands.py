@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from turnkeeper.turn.identity import ToolCall
+from turnkeeper.turn.identity import ProviderReference, ToolCall
 from turnkeeper.turn.names import Resolution
 
 
@@ -57,11 +57,12 @@ class StartModel(Command, frozen=True):
 
 
 class RenewModel(Command, frozen=True):
-    """The model call goes on."""
+    """The model call goes on, and its provider calls it that."""
 
     invocation_id: str
     owner: str
     lease_ms: int
+    reference: ProviderReference | None = None
 
 
 class FailModel(Command, frozen=True):

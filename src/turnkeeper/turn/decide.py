@@ -257,7 +257,7 @@ def _decide_model(
     if now >= call.lease_end:
         raise TurnCheckpointBusy(f"{_where(state)} model call {command.invocation_id}", None)
     guard = Guard(not_after=call.lease_end - 1)
-    return Decision(None, (r.ModelRenewed(command.invocation_id, command.lease_ms),), guard)
+    return Decision(None, (r.ModelRenewed(command.invocation_id, command.lease_ms, command.reference),), guard)
 
 
 def _doubt_model(state: TurnState, command: c.FailModel, call: ModelCall, now: int) -> TurnDecision:

@@ -200,7 +200,9 @@ def _model_started(state: TurnState, record: r.ModelStarted, at: int) -> TurnSta
 
 def _model_renewed(state: TurnState, record: r.ModelRenewed, at: int) -> TurnState:
     assert state.model is not None
-    return replace(state, revision=state.revision + 1, model=replace(state.model, lease_end=at + record.lease_ms))
+    known = record.reference or state.model.reference
+    model = replace(state.model, lease_end=at + record.lease_ms, reference=known)
+    return replace(state, revision=state.revision + 1, model=model)
 
 
 def _model_failed(state: TurnState, record: r.ModelFailed, at: int) -> TurnState:

@@ -26,6 +26,14 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False, array_like=True):
     arguments_fingerprint: str
 
 
+class ProviderReference(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What a provider calls something that it holds: a model call can be asked for by it, after whoever made it has died."""
+
+    provider: str
+    kind: str
+    id: str
+
+
 def _digest(*parts: str | int) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from turnkeeper.turn.identity import ToolCall
+from turnkeeper.turn.identity import ProviderReference, ToolCall
 from turnkeeper.turn.names import Resolution
 
 
@@ -65,10 +65,11 @@ class ModelStarted(TurnRecord, frozen=True, tag="model_started"):
 
 
 class ModelRenewed(TurnRecord, frozen=True, tag="model_renewed"):
-    """The model call goes on."""
+    """The model call goes on. `reference`: what its provider calls it, noted as soon as that is known."""
 
     invocation_id: str
     lease_ms: int
+    reference: ProviderReference | None = None
 
 
 class ModelFailed(TurnRecord, frozen=True, tag="model_failed"):

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from turnkeeper.log import values
-from turnkeeper.turn.identity import ToolCall
+from turnkeeper.turn.identity import ProviderReference, ToolCall
 from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
 from turnkeeper.turn.references import References
 
@@ -83,6 +83,8 @@ class ModelCall(msgspec.Struct, frozen=True, gc=False):
     """Nobody knows whether it was answered, so it is not made again before somebody has settled that."""
     message: str = ""
     metadata: bytes | None = None
+    reference: ProviderReference | None = None
+    """What its provider calls it, where that was known in time."""
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
