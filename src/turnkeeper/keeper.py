@@ -19,6 +19,7 @@ from turnkeeper.engine.wire import (
     ModelInvocationResponse,
     ModelToolResult,
     Outcome,
+    ResumeContext,
 )
 from turnkeeper.errors import InvalidInput, TurnCheckpointError, UnknownStoreUrl
 from turnkeeper.log import values
@@ -210,19 +211,32 @@ class Keeper:
         turn = self._handle(turn_id, scope)
         return await resume_turn(turn, agent, reply=reply, wait=wait, durability=durability)
 
-    async def adopt(self, checkpoint: EngineCheckpoint, *, agent: Agent | None = None) -> str:
+    async def adopt(
+        self,
+        checkpoint: EngineCheckpoint | None = None,
+        *,
+        agent: Agent | None = None,
+        resume: ResumeContext | None = None,
+    ) -> str:
         """Begin a turn with a checkpoint of another engine or another store; then `resume` it. The turn's scope.
 
         Doing it again changes nothing. Nothing is appended where anything is wrong with the checkpoint.
 
         Args:
+            checkpoint: may be left out where `resume` has it.
             agent: who is to go on with it; a pending call of a tool that it does not have is refused.
+            resume: how it is to be resumed. Its bounds count for each run whose agent has none of its own; its events go on
+                behind `last_journal_sequence`. Its metadata is the host's and not kept.
 
         Raises:
-            InvalidInput: the checkpoint contradicts itself, or cannot be gone on with here; names the path.
+            InvalidInput: the checkpoint contradicts itself or `resume`, or cannot be gone on with here; names the path.
             TurnCheckpointConflict: there is a turn of that id, which was begun with something else.
         """
-        commands = begin_with(checkpoint, None if agent is None else agent.by_name.keys())
+        if checkpoint is None:
+            if resume is None:
+                raise InvalidInput("checkpoint", "is needed, by itself or in `resume`")
+            checkpoint = resume.checkpoint
+        commands = begin_with(checkpoint, None if agent is None else agent.by_name.keys(), resume=resume)
         scope = scope_of(checkpoint)
 
         def decide(state: TurnState, now: int) -> Decision[Any, Any]:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.contract.host import (
+    BOTH,
     DONE,
     ONE,
     Durability,
@@ -27,8 +28,9 @@ from turnkeeper.engine.wire import (
     DelegatedStateReference,
     EngineCheckpoint,
     InvocationContextState,
+    ResumeContext,
 )
-from turnkeeper.errors import InvalidInput
+from turnkeeper.errors import InvalidInput, TurnCheckpointConflict
 
 pytestmark = pytest.mark.anyio
 
@@ -258,3 +260,111 @@ async def test_a_whole_batch_that_is_listed_as_pending(keeper: Keeper) -> None:
     assert [request.id for request in adopted.pending_tool_requests] == ["call-b"]
     assert (await keeper.resume(agent_of(DONE, tools=tools), turn_id="t-ordered")).status == "success"
     assert tools.effects == {"call-b": 1}
+
+
+# --- with a resume context ----------------------------------------------------------------------------------------
+
+
+def resumed(checkpoint: EngineCheckpoint, tail: int = 0, *, rounds: int = 7, attempts: int = 5) -> ResumeContext:
+    """How a host wants it to be resumed (1.9)."""
+    return ResumeContext(
+        checkpoint=checkpoint, max_iterations=rounds, max_model_attempts=attempts, last_journal_sequence=tail
+    )
+
+
+@pytest.mark.parametrize(
+    ("tail", "first"),
+    [(0, 20), (18, 20), (19, 20), (40, 41)],
+    ids=["none", "what it includes", "its own event", "a longer one"],
+)
+async def test_events_go_on_behind_the_tail_of_the_journal(keeper: Keeper, tail: int, first: int) -> None:
+    """Rows 27 and 28: never with the number of the checkpoint's own `checkpoint_created`, which is in the journal (2.5)."""
+    checkpoint = traced("ordered", last_sequence=18)
+    await keeper.adopt(resume=resumed(checkpoint, tail))
+    agent = agent_of(DONE)
+    assert (await keeper.resume(agent, turn_id="t-ordered")).status == "success"
+    events = await keeper.events("t-ordered")
+    assert [event.sequence for event in events] == list(range(first, first + len(events)))
+    assert events[0].payload == {"maxIterations": 7, "startIteration": 1, "inputs": {"k": "v"}}
+
+
+async def test_no_number_and_no_id_of_the_journal_is_used_again(keeper: Keeper) -> None:
+    """5.1, 4: begun with any of a turn's checkpoints and the whole journal's tail, the ids of both are unique together."""
+    await keeper.run(agent_of(BOTH, DONE), "hi", turn_id="t")
+    history = await keeper.history("t")
+    assert history is not None
+    for at in range(1, history.tail + 1):
+        exported, journal = await keeper.checkpoint("t", at=at), await keeper.events("t", at=at)
+        assert exported is not None
+        async with await Keeper.open("sqlite:///:memory:") as other:
+            await other.adopt(resume=resumed(exported, len(journal)))
+            left = [BOTH, DONE][exported.completed_model_iterations :]
+            assert (await other.resume(agent_of(*left), turn_id="t")).status == "success"
+            events = [*journal, *await other.events("t")]
+        assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+        ids = [event.id for event in events]
+        ids += [e.payload["checkpointId"] for e in events if e.kind.value == "checkpoint_created"]
+        assert len(set(ids)) == len(ids)
+
+
+async def test_its_bounds_count_where_the_agent_has_none(keeper: Keeper) -> None:
+    """1.9, 2.12: iterations of the turn, attempts at one of its decisions."""
+    checkpoint = traced("ordered", last_sequence=18)
+    await keeper.adopt(resume=resumed(checkpoint, rounds=2, attempts=1))
+    stopped = await keeper.resume(agent_of(ConnectionError("503"), DONE), turn_id="t-ordered")
+    assert (stopped.error_kind, stopped.message) == ("model_error", "ConnectionError: 503")
+    failed = [e.payload for e in await keeper.events("t-ordered") if e.kind.value == "model_invocation_failed"]
+    assert [(one["attempt"], one["exhausted"]) for one in failed] == [(0, True)]
+    ended = await keeper.resume(agent_of(ONE), turn_id="t-ordered")
+    assert (ended.error_kind, ended.rounds) == ("max_iterations", 2)
+    again = agent_of(DONE)
+    assert (await keeper.resume(again, turn_id="t-ordered")).error_kind == "max_iterations"
+    assert asked(again) == []
+    assert (await keeper.resume(agent_of(DONE, max_rounds=3), turn_id="t-ordered")).status == "success"
+
+
+async def test_bounds_that_are_none_are_read_as_the_contract_reads_them(keeper: Keeper) -> None:
+    """1.9: no iterations below none, and three attempts where none is allowed."""
+    checkpoint = replace(traced("ordered", last_sequence=4), iteration=0)
+    await keeper.adopt(resume=resumed(checkpoint, rounds=-4, attempts=0))
+    agent = agent_of(DONE)
+    assert (await keeper.resume(agent, turn_id="t-ordered")).error_kind == "max_iterations"
+    assert asked(agent) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"last_journal_sequence": -1}, "resume.lastJournalSequence"),
+        ({"last_journal_sequence": 17}, "resume.lastJournalSequence"),
+        ({"max_iterations": 0}, "resume.maxIterations"),
+        ({"checkpoint": None}, "resume.checkpoint"),
+    ],
+    ids=["a tail before the first", "a tail before the checkpoint", "no iteration left", "another checkpoint"],
+)
+async def test_a_resume_context_that_contradicts_itself_is_refused(
+    keeper: Keeper, changed: dict[str, Any], field: str
+) -> None:
+    """2.2: with the path, and nothing is appended."""
+    checkpoint = traced("ordered", last_sequence=18)
+    if "checkpoint" in changed:
+        changed = {"checkpoint": traced("ordered", last_sequence=9)}
+    with pytest.raises(InvalidInput) as refused:
+        await keeper.adopt(checkpoint, resume=replace(resumed(checkpoint), **changed))
+    assert refused.value.field == field
+    assert await keeper.history("t-ordered") is None
+    with pytest.raises(InvalidInput):
+        await keeper.adopt()
+
+
+async def test_who_adopts_again_with_other_bounds_is_told(keeper: Keeper) -> None:
+    """The first one counts, and a second one that would be ignored is refused."""
+    checkpoint = traced("ordered", last_sequence=18)
+    for _ in range(2):
+        await keeper.adopt(resume=resumed(checkpoint, 19))
+    for other in (None, resumed(checkpoint, 20), resumed(checkpoint, 19, rounds=8)):
+        with pytest.raises(TurnCheckpointConflict):
+            await keeper.adopt(checkpoint, resume=other)
+    history = await keeper.history("t-ordered")
+    assert history is not None
+    assert history.tail == 1

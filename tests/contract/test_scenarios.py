@@ -9,8 +9,7 @@ tool is told to the model (`tests/engine/test_rounds.py`).
 Rows 12 to 14, 20, 21 and 31, which are about the host's ports, are in `tests/engine/test_host.py`; row 29 also in
 `tests/engine/test_delegation.py`.
 
-Not built when this was written, so not here: a cancellation inside a policy (16), a journal tail and a resume context for
-`Keeper.adopt` (27, 28: the tail is taken to be lastSequence + 1).
+Not here: a cancellation inside a policy (16).
 """
 
 from __future__ import annotations

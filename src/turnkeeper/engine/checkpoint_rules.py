@@ -47,7 +47,7 @@ def check_checkpoint(checkpoint: EngineCheckpoint, field: str = "") -> None:
 
 
 def check_resume_context(context: ResumeContext) -> None:
-    """Refuse a resume context whose checkpoint is refused. Its bounds are read leniently (1.9), so they are not judged.
+    """Refuse a resume context that contradicts itself. Its bounds alone are read leniently (1.9), so they are not judged.
 
     Raises:
         InvalidInput: naming the path.
@@ -55,6 +55,12 @@ def check_resume_context(context: ResumeContext) -> None:
     check_checkpoint(context.checkpoint, "checkpoint")
     if context.last_journal_sequence < 0:
         raise InvalidInput("lastJournalSequence", f"must not be negative, but is {context.last_journal_sequence}")
+    included = context.checkpoint.last_sequence
+    if 0 < context.last_journal_sequence < included:
+        reason = (
+            f"the journal ends at {context.last_journal_sequence}, and the checkpoint includes more, up to {included}"
+        )
+        raise InvalidInput("lastJournalSequence", reason)
 
 
 def checkpoint_problems(checkpoint: EngineCheckpoint) -> Iterator[Problem]:

@@ -220,9 +220,8 @@ class Projection:
     def _begin(self) -> None:
         self.identity = identity_of(self.state)
         begun_with = self.identity.begun_with
+        self._sequence = self.identity.last_sequence
         if begun_with is not None:
-            # Its own `checkpoint_created` has the sequence behind the last one that it includes (2.5).
-            self._sequence = begun_with.last_sequence + 1
             self._invocation = begun_with.active_invocation_id
         self._running = True
         # 5.2, 1: with a checkpoint, so that a turn that dies in its first model call is found, and no event that tells of it.

@@ -26,8 +26,9 @@ class RunIdentity(Wire, frozen=True, kw_only=True):
         run_id: kept across resumes; derived from trace and scope where it is None.
         parent_run_id, delegation_depth: of a delegated run.
         inputs: the turn's.
-        max_iterations, max_model_attempts: the budgets of the run that began the turn.
+        max_iterations, max_model_attempts: the budgets that the turn was begun with.
         begun_with: the foreign checkpoint that the turn was imported from.
+        last_journal_sequence: the last event in the journal that the checkpoint came with; 0 where that is not known.
     """
 
     session_id: str | None = None
@@ -38,6 +39,25 @@ class RunIdentity(Wire, frozen=True, kw_only=True):
     max_iterations: int = MAX_ITERATIONS
     max_model_attempts: int = MAX_MODEL_ATTEMPTS
     begun_with: EngineCheckpoint | None = None
+    last_journal_sequence: int = 0
+
+    @property
+    def inherited(self) -> tuple[int, int]:
+        """Iterations and model attempts for an agent that has no bounds of its own."""
+        if self.begun_with is None:
+            return MAX_ITERATIONS, MAX_MODEL_ATTEMPTS
+        return self.max_iterations, self.max_model_attempts
+
+    @property
+    def last_sequence(self) -> int:
+        """Of the last event before the turn's own: behind that, its numbers go on (2.5)."""
+        if self.begun_with is None:
+            return 0
+        # The checkpoint's own `checkpoint_created` has the number behind the last one that it includes. One that comes before
+        # any policy and model call is ours and has none (5.2, 1), so a journal may end with what it includes.
+        begins = self.begun_with.resume_same_iteration and not self.begun_with.policy_applied_for_iteration
+        least = self.begun_with.last_sequence + (not (begins and self.last_journal_sequence))
+        return max(least, self.last_journal_sequence)
 
     @property
     def usage_before(self) -> InvocationUsage | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from turnkeeper.engine.checkpoint_rules import check_checkpoint
-from turnkeeper.engine.identity import RunIdentity
+from turnkeeper.engine.checkpoint_rules import check_checkpoint, check_resume_context
+from turnkeeper.engine.identity import MAX_MODEL_ATTEMPTS, RunIdentity
 from turnkeeper.engine.stored import final_text, stored_form
 from turnkeeper.engine.transcript import check_pairs, request_ids
 from turnkeeper.engine.wire import (
@@ -16,6 +16,7 @@ from turnkeeper.engine.wire import (
     ModelReconciliationState,
     ModelToolResult,
     Outcome,
+    ResumeContext,
     Role,
     to_builtins,
 )
@@ -35,17 +36,21 @@ def scope_of(checkpoint: EngineCheckpoint) -> str:
     return PRIMARY if checkpoint.delegation_depth == 0 else checkpoint.run_id
 
 
-def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None = None) -> list[c.Command]:
+def begin_with(
+    checkpoint: EngineCheckpoint, known_tools: Collection[str] | None = None, *, resume: ResumeContext | None = None
+) -> list[c.Command]:
     """What to put on an empty turn log, in one append, so that it stands where the checkpoint does.
 
     Args:
         checkpoint: loaded from a document.
         known_tools: the tools of the agent that is to go on with it; None where that is not known yet.
+        resume: the bounds that it is to be resumed with, and how far the journal goes that it came with.
 
     Raises:
         InvalidInput: it contradicts itself, or cannot be gone on with here; names the path.
     """
     check_checkpoint(checkpoint)
+    budgets = {} if resume is None else _budgets(checkpoint, resume)
     values.identifier(checkpoint.turn_id, "turnId")
     scope = values.identifier(scope_of(checkpoint), "runId", longest=128)
     held = checkpoint.pending_model_response
@@ -67,6 +72,8 @@ def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None
         # What the records say is not kept twice.
         begun_with=replace(checkpoint, messages=[], completed_tool_results=earlier, pending_model_response=None),
     )
+    if budgets:
+        identity = replace(identity, **budgets)
     commands: list[c.Command] = [
         c.Start(
             checkpoint.turn_id,
@@ -74,7 +81,7 @@ def begin_with(checkpoint: EngineCheckpoint, known_tools: Collection[str] | None
             values.freeze([to_builtins(message) for message in checkpoint.messages], "messages"),
             values.freeze([], "tool_names"),
             values.freeze({}, "runtime"),
-            fingerprint_of(checkpoint),
+            fingerprint_of(checkpoint, budgets),
             0,
             {},
             identity.frame(),
@@ -100,9 +107,36 @@ def _frame_of(unknown: ModelReconciliationState) -> bytes | None:
     return None if unknown.metadata is None else values.freeze(unknown.metadata, "modelReconciliation.metadata")
 
 
-def fingerprint_of(checkpoint: EngineCheckpoint) -> str:
-    """What tells whether a turn was begun with this very checkpoint."""
-    return values.fingerprint(["checkpoint", to_builtins(checkpoint)], "checkpoint")
+def fingerprint_of(checkpoint: EngineCheckpoint, budgets: Mapping[str, int]) -> str:
+    """What tells whether a turn was begun with this very checkpoint, and the same bounds."""
+    bounds = [dict(budgets)] if budgets else []
+    return values.fingerprint(["checkpoint", to_builtins(checkpoint), *bounds], "checkpoint")
+
+
+def _budgets(checkpoint: EngineCheckpoint, resume: ResumeContext) -> dict[str, int]:
+    """What a resume context bounds the turn with, as the contract's engines read it (1.9)."""
+    try:
+        check_resume_context(resume)
+    except InvalidInput as e:
+        raise InvalidInput(f"resume.{e.field}", e.reason) from None
+    if resume.checkpoint != checkpoint:
+        raise InvalidInput("resume.checkpoint", "is not the checkpoint that is to be adopted")
+    most, first = max(resume.max_iterations, 0), start_iteration(checkpoint)
+    if first > most:
+        raise InvalidInput("resume.maxIterations", f"is {most}, and the turn goes on with iteration {first} (2.2)")
+    return {
+        "max_iterations": most,
+        "max_model_attempts": resume.max_model_attempts if resume.max_model_attempts > 0 else MAX_MODEL_ATTEMPTS,
+        "last_journal_sequence": resume.last_journal_sequence,
+    }
+
+
+def start_iteration(checkpoint: EngineCheckpoint) -> int:
+    """The iteration that a plain resume begins with (2.7)."""
+    outstanding = checkpoint.pending_tool_requests or checkpoint.pending_model_response is not None
+    blocked = checkpoint.final_output_ready or checkpoint.reconciliation_required
+    over = not (checkpoint.resume_same_iteration or outstanding or blocked)
+    return checkpoint.iteration + over
 
 
 def _first_invocation(checkpoint: EngineCheckpoint, scope: str) -> str:

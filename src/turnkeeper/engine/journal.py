@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from turnkeeper.engine.identity import RunIdentity, identity_of
 from turnkeeper.errors import TurnCheckpointConflict
 from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
@@ -54,6 +55,7 @@ class Journal:
         self.lease_ms = milliseconds(lease_seconds)
         self.after_write: Callable[[], Awaitable[None]] | None = None
         """What follows each write, before anything that the write was for: the host's durability port."""
+        self._identity: tuple[tuple[str, bytes], RunIdentity | None] = (("", b""), None)
         self._deferred: list[c.Command] = []
         self._lock = anyio.Lock(fast_acquire=True)
 
@@ -61,6 +63,16 @@ class Journal:
     def state(self) -> TurnState:
         """The turn as last seen, without what is deferred."""
         return self.turn.state
+
+    @property
+    def identity(self) -> RunIdentity:
+        """What the run is known by. It is in the turn's first record and may hold a whole checkpoint, so it is read once."""
+        state = self.state
+        begun_as, known = self._identity
+        if known is None or begun_as != (state.trace_id, state.engine):
+            known = identity_of(state)
+            self._identity = ((state.trace_id, state.engine), known)
+        return known
 
     def defer(self, *commands: c.Command) -> None:
         """Write `commands` with the next `ask`: nothing that cannot be undone happens before that."""

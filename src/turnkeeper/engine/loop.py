@@ -27,6 +27,7 @@ from turnkeeper.engine.permissions import Parked, PermissionFailed
 from turnkeeper.engine.policies import HostSaidNo, apply_policy, exchange_of, final_output
 from turnkeeper.engine.ports import Agent, ReplyPort
 from turnkeeper.engine.rounds import Moved, Paused, Stopped, ToolRound
+from turnkeeper.engine.starting import bounded_by, start_of
 from turnkeeper.engine.tools import ToolContext
 from turnkeeper.engine.transcript import assistant_messages, check_pairs
 from turnkeeper.engine.usage import NOTHING, added, usage_of
@@ -34,20 +35,15 @@ from turnkeeper.engine.wire import (
     InvocationUsage,
     Message,
     ModelInvocationResponse,
-    Role,
-    TextPart,
-    chat_form,
-    message_from,
     to_builtins,
 )
-from turnkeeper.errors import InvalidInput, TurnCheckpointBusy, TurnCheckpointError
+from turnkeeper.errors import TurnCheckpointBusy, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.store import NotifyingStore
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle
-from turnkeeper.turn.identity import input_fingerprint, kept_labels
 from turnkeeper.turn.names import ToolCallState, TurnPhase
 from turnkeeper.turn.state import Transcript, TurnState, final_model
 
@@ -300,10 +296,15 @@ class TurnRun:
             case _:
                 await self._journal.ask(c.MarkCompleted())
 
+    @property
+    def _most_rounds(self) -> int:
+        own = self._agent.max_rounds
+        return self._journal.identity.inherited[0] if own is None else own
+
     async def _model(self) -> None:
         state = self._journal.state
         round_index = state.current_round + 1
-        if round_index >= self._agent.max_rounds:
+        if round_index >= self._most_rounds:
             raise _Failed("max_iterations", f"the model decided {round_index} times and did not come to an end")
         budget = self._agent.budget
         why = None if budget is None else budget.exceeded(self._used())
@@ -344,7 +345,7 @@ class TurnRun:
         )
         exchange = exchange_of(self._agent.host, response, await round_.run(), round_index)
         commands: list[c.Command] = [self._commit(round_index, len(before), exchange, state)]
-        if round_index + 1 < self._agent.max_rounds and self._agent.announces_ahead:
+        if round_index + 1 < self._most_rounds and self._agent.announces_ahead:
             commands.append(self._journal.start_model(round_index + 1))
         await self._journal.ask(*commands)
         self._remember(transcript, before, exchange)
@@ -379,13 +380,11 @@ class TurnRun:
 
     def _used(self) -> InvocationUsage:
         """Tokens of the turn, and of the runs that it delegated in this process."""
-        state = self._journal.state
-        return added(usage_of(state, identity_of(state)), self._used_below)
+        return added(usage_of(self._journal.state, self._journal.identity), self._used_below)
 
     async def _delegated(self, agent: Agent, messages: Sequence[Any], context: ToolContext) -> DelegatedResult:
         """Run an agent below a tool call: see `subagent`."""
-        state = self._journal.state
-        mine = identity_of(state)
+        mine = self._journal.identity
         depth = mine.delegation_depth + 1
         if depth > self._agent.max_depth:
             raise DelegationTooDeep(depth, self._agent.max_depth)
@@ -395,14 +394,15 @@ class TurnRun:
             run_id=scope,
             parent_run_id=mine.run_id,
             delegation_depth=depth,
-            max_iterations=agent.max_rounds,
-            max_model_attempts=agent.max_model_attempts,
         )
         if agent.budget is None and self._agent.budget is not None:
             agent = dataclasses.replace(agent, budget=self._agent.budget.left(self._used()))
         turn = self._turn.sibling(scope)
         ended = await TurnRun(turn, agent, None).run(
-            start_of(turn, agent, messages, runtime={"inbound": context.operation_id}, identity=identity), wait=True
+            start_of(
+                turn, agent, messages, runtime={"inbound": context.operation_id}, identity=bounded_by(agent, identity)
+            ),
+            wait=True,
         )
         self._used_below = added(self._used_below, usage_of(turn.state, identity_of(turn.state)))
         return DelegatedResult(scope, ended.status, ended.output, ended.error_kind, ended.message)
@@ -445,42 +445,6 @@ class TurnRun:
         )
 
 
-def start_of(
-    turn: TurnHandle,
-    agent: Agent,
-    messages: Sequence[Any],
-    *,
-    identity: RunIdentity,
-    runtime: dict[str, Any] | None = None,
-    labels: dict[str, str] | None = None,
-    proof_deadline_ms: int = 0,
-) -> c.Start:
-    """What starts a turn. See `run_turn`.
-
-    Raises:
-        InvalidInput: a message has no known form, or a call without its result.
-    """
-    canonical = [message_from(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    if not canonical:
-        raise InvalidInput("messages", "must not be empty")
-    if agent.instructions is not None:
-        canonical.insert(0, Message(role=Role.SYSTEM, parts=[TextPart(value=agent.instructions)]))
-    check_pairs(canonical)
-    runtime = {} if runtime is None else runtime
-    return c.Start(
-        turn.trace_id,
-        turn.scope,
-        values.freeze([to_builtins(message) for message in canonical], "messages"),
-        values.freeze([tool.name for tool in agent.tools], "tool_names"),
-        values.freeze(runtime, "runtime"),
-        # Of the chat form, so that a turn that was started by hand with the same message is the same turn.
-        input_fingerprint([chat_form(message) for message in canonical], runtime),
-        proof_deadline_ms,
-        kept_labels(labels),
-        identity.frame(),
-    )
-
-
 async def run_turn(
     turn: TurnHandle,
     agent: Agent,
@@ -518,15 +482,13 @@ async def run_turn(
     identity = RunIdentity(
         session_id=None if session_id is None else values.identifier(session_id, "session_id"),
         inputs=inputs,
-        max_iterations=agent.max_rounds,
-        max_model_attempts=agent.max_model_attempts,
     )
     start = start_of(
         turn,
         agent,
         messages,
         runtime=runtime,
-        identity=identity,
+        identity=bounded_by(agent, identity),
         labels=labels,
         proof_deadline_ms=proof_deadline_ms,
     )

@@ -16,7 +16,6 @@ from turnkeeper.engine.checkpoints import canonical_messages, context_state, sta
 from turnkeeper.engine.context import ContextFailed, prepare
 from turnkeeper.engine.contract_ports import PortError
 from turnkeeper.engine.host import QuietStream
-from turnkeeper.engine.identity import identity_of
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, OutcomeUnknown, awaited, classify
@@ -112,8 +111,8 @@ class ModelCalls:
             return await self._settle(known, round_index, messages)
         context = await self._context(round_index, messages) if self._agent.host.makes_context else None
         shown = messages if context is None else context.messages
-        pause = _PAUSE
-        for attempt in range(1, self._agent.max_model_attempts + 1):
+        pause, most = _PAUSE, self._most_attempts
+        for attempt in range(1, most + 1):
             await self._announce(round_index, context if attempt == 1 else None)
             answer = await self._invoke(replace(self._request(round_index, shown), context=context))
             if isinstance(answer, Decided):
@@ -123,9 +122,7 @@ class ModelCalls:
             if isinstance(answer, OutcomeUnknown):
                 unknown = self._agent.unknown_model == "reconcile"
                 raise ModelCallFailed("model_outcome_unknown", str(answer), unknown=unknown)
-            if attempt == self._agent.max_model_attempts or (
-                isinstance(answer, PortError) and answer.configuration_error
-            ):
+            if attempt == most or (isinstance(answer, PortError) and answer.configuration_error):
                 raise ModelCallFailed("model_error", f"{type(answer).__name__}: {answer}")
             where = self._journal.turn.trace_id
             log.warning("the model call of turn %s failed, will try again: %r", where, answer)
@@ -133,8 +130,13 @@ class ModelCalls:
             pause *= 2
         raise AssertionError("an agent makes at least one attempt")
 
+    @property
+    def _most_attempts(self) -> int:
+        own = self._agent.max_model_attempts
+        return self._journal.identity.inherited[1] if own is None else own
+
     async def _pause(self, failed: int, pause: float, reason: Exception) -> None:
-        retry, most = self._agent.host.retry, self._agent.max_model_attempts
+        retry, most = self._agent.host.retry, self._most_attempts
         if retry is None:
             asked = reason.retry_after if isinstance(reason, PortError) else None
             await anyio.sleep(min(max(pause, asked or 0.0), _LONGEST_PAUSE))
@@ -150,7 +152,7 @@ class ModelCalls:
     async def _context(self, round_index: int, messages: Sequence[Message]) -> ModelInvocationContextSnapshot:
         """What the host's context pipeline makes of the conversation."""
         state = self._journal.state
-        identity = identity_of(state)
+        identity = self._journal.identity
         request = ContextRequest(
             session_id=identity.session_id or "",
             turn_id=state.trace_id,

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from turnkeeper.engine.checkpoints import stable_prefix
 from turnkeeper.engine.contract_ports import HostPolicyError, HostPolicyPort
 from turnkeeper.engine.host import Host
-from turnkeeper.engine.identity import identity_of
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.outcomes import awaited
 from turnkeeper.engine.transcript import check_pairs, common_prefix, result_text, tool_exchange
@@ -40,7 +39,7 @@ async def apply_policy(
         HostSaidNo: it refused, failed, or made a conversation that no provider accepts.
     """
     state = journal.state
-    identity = identity_of(state)
+    identity = journal.identity
     prefix = stable_prefix(state, identity)
     request = HostPolicyRequest(
         session_id=identity.session_id or "",
@@ -82,7 +81,7 @@ async def final_output(
         HostSaidNo: it refused or failed.
     """
     state = journal.state
-    identity = identity_of(state)
+    identity = journal.identity
     request = FinalOutputPolicyRequest(
         session_id=identity.session_id or "",
         turn_id=state.trace_id,

@@ -108,8 +108,8 @@ class Agent:
         model: answers.
         tools: what the model may call.
         instructions: a system message put before the conversation, or None.
-        max_rounds: most model decisions in one turn.
-        max_model_attempts: most calls for one decision in one run.
+        max_rounds: most model decisions in one turn. None: 50, or what the turn was adopted with.
+        max_model_attempts: most calls for one decision in one run. None: 3, or what the turn was adopted with.
         parallel_tools: run the tools of a round at the same time. Results commit in request order either way.
         on_ambiguous: what to do where no policy can tell whether a tool's effect happened: stop the turn until somebody
             settles it, or tell the model that the outcome is unknown and go on. It is not repeated either way.
@@ -126,8 +126,8 @@ class Agent:
     model: ModelPort
     tools: Sequence[Tool] = ()
     instructions: str | None = None
-    max_rounds: int = 50
-    max_model_attempts: int = 3
+    max_rounds: int | None = None
+    max_model_attempts: int | None = None
     parallel_tools: bool = True
     on_ambiguous: Literal["stop", "report"] = "stop"
     permission: EnginePermissionPort | None = None
@@ -150,7 +150,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         for name, number in (("max_rounds", self.max_rounds), ("max_model_attempts", self.max_model_attempts)):
-            if number < 1:
+            if number is not None and number < 1:
                 raise InvalidInput(name, f"must be at least 1, not {number}")
         if not self.lease_seconds > 0:
             raise InvalidInput("lease_seconds", f"must be more than 0, not {self.lease_seconds}")
