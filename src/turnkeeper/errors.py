@@ -206,3 +206,122 @@ class TurnCheckpointConflict(TurnCheckpointError):
 
 class TurnSchemaConflict(TurnCheckpointError, SchemaConflict):
     """The stored turn has a form that this version does not know; it was left alone."""
+
+
+# --- conversations -------------------------------------------------------------------------------------------
+
+
+class ConversationError(TurnkeeperError):
+    """What was asked of a conversation does not fit how it stands."""
+
+
+class OutboxConflict(ConversationError):
+    """A step that ran again wants to send something else than what its key stands for (flows.md, O2). Nothing was sent.
+
+    The step's code is not deterministic, or was changed: take what differs from run to run out of `c.once`, `c.now` or
+    `c.random`, or give the flow a new version.
+
+    Attributes:
+        conversation_id: the conversation.
+        key: message, sequence and chunk of the send.
+    """
+
+    def __init__(self, conversation_id: str, key: tuple[int, ...]) -> None:
+        super().__init__(
+            f"conversation {conversation_id!r}: the send {key} was another text when this step ran first; nothing was sent"
+        )
+        self.conversation_id = conversation_id
+        self.key = key
+
+
+class FlowCheckpointConflict(ConversationError):
+    """A conditional write met another revision than it expected (R2): somebody else has gone on; read, and do not retry.
+
+    Attributes:
+        expected: the revision that the writer knew.
+        found: the one that is there; 0 for none, or for one that was set without a condition.
+    """
+
+    def __init__(self, conversation_id: str, expected: int, found: int) -> None:
+        super().__init__(f"conversation {conversation_id!r}: its row has revision {found}, not {expected}")
+        self.conversation_id = conversation_id
+        self.expected = expected
+        self.found = found
+
+
+class MessageRefused(ConversationError):
+    """The channel refuses a message for good; it is not sent again.
+
+    Attributes:
+        key: message, sequence and chunk of the send.
+        reason: the channel's words.
+    """
+
+    def __init__(self, conversation_id: str, key: tuple[int, ...], reason: str) -> None:
+        super().__init__(f"conversation {conversation_id!r}: its message {key} was refused: {reason}")
+        self.conversation_id = conversation_id
+        self.key = key
+        self.reason = reason
+
+
+class MessageNotDelivered(ConversationError):
+    """A message is not known to be out, and trying again did not help; the conversation is gone on with later.
+
+    Attributes:
+        key: message, sequence and chunk of the send.
+        retry_after: seconds to wait.
+    """
+
+    def __init__(self, conversation_id: str, key: tuple[int, ...], retry_after: float) -> None:
+        super().__init__(f"conversation {conversation_id!r}: its message {key} could not be delivered yet")
+        self.conversation_id = conversation_id
+        self.key = key
+        self.retry_after = retry_after
+
+
+class EffectFailed(ConversationError):
+    """An effect of a step did not happen, or was refused; the same when the step runs again.
+
+    Attributes:
+        kind: why, as an error kind.
+    """
+
+    def __init__(self, what: str, kind: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}")
+        self.kind = kind
+        self.reason = reason
+
+
+class TurnUnfinished(ConversationError):
+    """A turn that a step waits for cannot be finished yet: its outcome has to be settled, or somebody has to approve.
+
+    Not caught, it puts the conversation's message back: it is gone on with once that is done.
+
+    Attributes:
+        turn_id: the turn; settle it, then the conversation goes on by itself.
+        status: of the turn.
+        open_slots: (round, slot) of the calls that wait.
+    """
+
+    def __init__(self, turn_id: str, status: str, reason: str, open_slots: tuple[tuple[int, int], ...] = ()) -> None:
+        super().__init__(f"turn {turn_id!r} is not finished ({status}): {reason}")
+        self.turn_id = turn_id
+        self.status = status
+        self.open_slots = open_slots
+
+
+class FlowUnknown(ConversationError):
+    """A conversation is in a flow, or in a version of one, that this process does not know; it was left alone.
+
+    Attributes:
+        flow, version: what its row says.
+    """
+
+    def __init__(self, conversation_id: str, flow: str, version: int) -> None:
+        super().__init__(
+            f"conversation {conversation_id!r} is in version {version} of the flow {flow!r}, which this process does not "
+            "know; another may, or deploy that version"
+        )
+        self.conversation_id = conversation_id
+        self.flow = flow
+        self.version = version

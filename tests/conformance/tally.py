@@ -59,6 +59,9 @@ class TallyRules:
         """Decodes an entry."""
         return _DECODER
 
+    def snapshot(self, state: Tally, now: int) -> None:
+        """Never."""
+
     def head(self, state: Tally) -> Head:
         """The total as the phase."""
         return Head(kind="tally", phase=str(state.total))

@@ -58,6 +58,10 @@ class Rules(Protocol, Generic[S, R]):
         """Decodes the msgpack of a body: the append's id (empty but in an append's first record), and the record."""
         ...
 
+    def snapshot(self, state: S, now: int) -> R | None:
+        """A record that stands for all before it, where it is time to drop them; None where it is not."""
+        ...
+
     def head(self, state: S) -> Head:
         """The readable head of a log in this state."""
         ...
@@ -207,14 +211,17 @@ class FencedLog(Generic[S, R]):
         append_id = os.urandom(8)
         expected = self._position
         at = self.now()
-        foreseen = self._after(decision.records, at)
+        snapshot = self._rules.snapshot(self._state, at)
+        records = decision.records if snapshot is None else (snapshot, *decision.records)
+        foreseen = self._after(records, at)
         try:
             outcome = await self.store.append(
                 self.key,
-                self._encode(decision.records, append_id),
+                self._encode(records, append_id),
                 expected=expected,
                 head=self._rules.head(foreseen),
                 guard=decision.guard,
+                compact_through=0 if snapshot is None else expected.seq,
             )
         except BaseException as e:
             # Also a cancellation: the append may have been applied all the same (LOG-6).
@@ -228,7 +235,7 @@ class FencedLog(Generic[S, R]):
             return self._found(tail, lost)
         if isinstance(outcome, Appended):
             self.appends += 1
-            self._fold_own(expected, decision.records, outcome, (foreseen, at))
+            self._fold_own(expected, records, outcome, (foreseen, at))
             return decision
         if isinstance(outcome, GuardFailed):
             self._heard(outcome.now)

@@ -371,6 +371,9 @@ class TurnRules:
         """Decodes the records of `records.py`."""
         return _DECODER
 
+    def snapshot(self, state: TurnState, now: int) -> None:
+        """None: a turn's log is its own audit trail, and never compacted."""
+
     def head(self, state: TurnState) -> Head:
         """For listing: phase, attention, owner and labels."""
         return Head(

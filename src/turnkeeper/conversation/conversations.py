@@ -1,0 +1,459 @@
+"""Conversations on one replica: takes messages, owns conversations while it handles them, and hands them over."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Literal, NamedTuple
+
+import anyio
+from anyio.abc import TaskGroup
+
+from turnkeeper.conversation import commands as c
+from turnkeeper.conversation.channel import Channel
+from turnkeeper.conversation.context import FlowContext
+from turnkeeper.conversation.decide import Claimed, Receipt
+from turnkeeper.conversation.evolve import Retention
+from turnkeeper.conversation.flow import Flow, Step
+from turnkeeper.conversation.handle import ConversationHandle
+from turnkeeper.conversation.identity import send_key
+from turnkeeper.conversation.message import Message, keep_message, kept_message
+from turnkeeper.conversation.run import Desk, StepRun
+from turnkeeper.conversation.state import KIND, ConversationState, Inbound, Row, SendKey, TraceContext
+from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.loop import new_owner
+from turnkeeper.errors import FlowUnknown, InvalidInput, MessageNotDelivered, OwnershipLost, TurnUnfinished
+from turnkeeper.log import values
+from turnkeeper.log.record import HeadQuery
+from turnkeeper.log.store import NotifyingStore, Store
+from turnkeeper.turn.handle import milliseconds
+
+log = logging.getLogger(__name__)
+
+_BACKOFF: Final = 0.5
+_LONGEST_BACKOFF: Final = 60.0
+_LOOKS: Final = 0.5
+"""Most seconds between two looks at what came while a step runs, where the store does not tell."""
+
+
+class Processed(NamedTuple):
+    """How far a conversation was brought.
+
+    Attributes:
+        handled: messages that were settled, or parked at the next wait.
+        left: why something is left: another replica is at it (`busy`), it has to wait (`later`), or somebody has to look
+            (`held`); None: nothing is.
+        until: for `busy` and `later`, when to look again, in milliseconds of the store's clock.
+    """
+
+    handled: int
+    left: Literal["busy", "later", "held"] | None = None
+    until: int = 0
+
+
+class Conversations:
+    """The conversations of a bot, on one replica. Use it as an async context manager.
+
+    Any number of replicas may share a store: each message is handled by the one that owns its conversation then.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        flows: Sequence[Flow],
+        channel: Channel | Callable[[str], Channel],
+        *,
+        name: str | None = None,
+        lease_seconds: float = 30.0,
+        max_attempts: int = 5,
+        on_poison: Literal["hold", "skip"] = "hold",
+        keep_alive: int = 1000,
+        retention: Retention = Retention(),  # noqa: B008  # immutable
+    ) -> None:
+        """
+        Args:
+            flows: what the bot does; the first one that a message begins counts.
+            channel: where messages go; or, by conversation id, a function that gives it.
+            name: of this replica, unique over all; one is made up if None.
+            lease_seconds: how long it may be silent before another replica may take over.
+            max_attempts: attempts at a message without progress, before it is set aside.
+            on_poison: what happens to the conversation then: `hold` it until somebody has looked, or `skip` the message.
+            keep_alive: parked conversations whose steps are kept in memory; others run again from their step's start.
+
+        Raises:
+            InvalidInput: two flows have the same name, or one has no steps.
+        """
+        self._store = store
+        self._flows = {flow.name: flow for flow in flows}
+        if len(self._flows) != len(flows) or not flows:
+            raise InvalidInput("flows", "each needs a name of its own, and there has to be one")
+        for flow in flows:
+            _ = flow.first_step
+        self._channel = channel
+        self.name = new_owner() if name is None else values.identifier(name, "name")
+        self._lease_seconds = lease_seconds
+        self._max_attempts = max_attempts
+        self._on_poison: Literal["hold", "skip"] = on_poison
+        self._keep_alive = keep_alive
+        self._retention = retention
+        self._handles: OrderedDict[str, ConversationHandle] = OrderedDict()
+        self._locks: dict[str, anyio.Lock] = {}
+        self._live: OrderedDict[str, StepRun] = OrderedDict()
+        self._leases = LeaseKeeper(lease_seconds)
+        self._tasks: TaskGroup | None = None
+        self._stopping = False
+
+    async def __aenter__(self) -> Conversations:
+        self._tasks = await anyio.create_task_group().__aenter__()
+        self._tasks.start_soon(self._leases.run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Hand over: what is under way stops at its next barrier and is put back, for another replica to go on with."""
+        assert self._tasks is not None
+        self._stopping = True
+        self._tasks.cancel_scope.cancel()
+        return await self._tasks.__aexit__(kind, error, trace)
+
+    # --- taking messages -------------------------------------------------------------------------------------
+
+    async def receive(self, conversation_id: str, message: Message, trace: TraceContext | None = None) -> Receipt:
+        """Take a message into the journal; durable when this returns, so its channel may be told then (J1).
+
+        Raises:
+            InvalidInput: the message is of an unknown kind, or something in it cannot be kept. Nothing was written.
+            ValueTooLarge: it is over `MAX_MESSAGE`.
+            StoreError: the store failed: do not acknowledge the message.
+        """
+        handle = self._handle(conversation_id)
+        return await handle.receive(message.event_id, message.kind, keep_message(message), trace)
+
+    async def handle(self, conversation_id: str, message: Message) -> Processed:
+        """Take a message, and bring its conversation as far as it goes."""
+        await self.receive(conversation_id, message)
+        return await self.process(conversation_id)
+
+    # --- handling them ---------------------------------------------------------------------------------------
+
+    async def process(self, conversation_id: str) -> Processed:
+        """Handle what is pending in a conversation, one message behind the other (J2).
+
+        Raises:
+            FlowUnknown: the conversation is in a flow, or a version, that this replica does not know.
+            StoreError: the store failed; call it again.
+        """
+        handle = self._handle(conversation_id)
+        handled = 0
+        async with self._locks.setdefault(conversation_id, anyio.Lock()):
+            if handle.state.head is None:
+                await handle.read()
+            while not self._stopping:
+                await handle.fire_due()
+                if handle.state.head is None:  # as read now, or as our own last append found it
+                    return Processed(handled)
+                work, why = await self._claim(handle)
+                match work.what:
+                    case "work":
+                        handled += await self._work(handle, work, why)
+                    case "idle":
+                        return Processed(handled)
+                    case "busy" | "later" | "held":
+                        await self._let_go(handle)
+                        return Processed(handled, work.what, work.until)
+                    case "changed" | "moved_on":
+                        pass
+        return Processed(handled, "later")
+
+    def _handle(self, conversation_id: str) -> ConversationHandle:
+        handle = self._handles.get(conversation_id)
+        if handle is None:
+            handle = self._handles[conversation_id] = ConversationHandle(self._store, conversation_id, self._retention)
+            self._forget_idle()
+        self._handles.move_to_end(conversation_id)
+        return handle
+
+    def _forget_idle(self) -> None:
+        for one in list(self._handles)[: max(len(self._handles) - 4 * self._keep_alive, 0)]:
+            lock = self._locks.get(one)
+            if one not in self._live and (lock is None or not lock.locked()):
+                del self._handles[one]
+                self._locks.pop(one, None)
+
+    async def _let_go(self, handle: ConversationHandle) -> None:
+        state = handle.state
+        if state.owner == self.name:
+            try:
+                await handle.ask(c.Release(self.name, state.fence))
+            except OwnershipLost:
+                log.debug("conversation %s went to another replica", handle.conversation_id)
+
+    async def _claim(self, handle: ConversationHandle) -> tuple[Claimed, str]:
+        """Own the conversation and its first message; and, for what is not the flow's own, why."""
+        state = handle.state
+        message = state.head
+        assert message is not None
+        intent, start, why = self._look(state, message)
+        live = self._live.get(handle.conversation_id)
+        claim = c.Claim(
+            self.name,
+            milliseconds(self._lease_seconds),
+            message.number,
+            intent,
+            start,
+            None if live is None else live.revision,
+            self._max_attempts,
+            self._on_poison,
+        )
+        (work,) = await handle.ask(claim)
+        return work, why
+
+    def _look(self, state: ConversationState, inbound: Inbound) -> tuple[c.Intent, c.Start | None, str]:
+        """What a message is for, by its content; and why, where it is for nothing.
+
+        Raises:
+            FlowUnknown: only a process with other code can tell.
+        """
+        message = kept_message(inbound.message)
+        row = state.flow
+        start = self._start(message)
+        if row is None:
+            return ("start", start, "" if start is not None else "idle")
+        flow = self._flows.get(row.flow)
+        if flow is None or row.version > flow.version:
+            raise FlowUnknown(state.conversation_id, row.flow, row.version)
+        if flow.present_name(row.step) is None:
+            return "cancel", None, "version"
+        if row.handover is not None and row.handover.kind == "stub":
+            return "cancel", None, "interrupted"
+        word = message.text.strip().casefold() if message.kind == "text" else ""
+        if word and word in flow.cancel_words:
+            return "cancel", None, "cancelled"
+        if word and word in flow.restart_words:
+            return "restart", self._start_of(flow), ""
+        if message.kind == "edit":
+            return "unasked", start, "edit"
+        if message.kind == "button" and not self._belongs(state, row, message):
+            return "unasked", start, "stale_button"
+        return "answer", start, "older_than_prompt"
+
+    def _belongs(self, state: ConversationState, row: Row, message: Message) -> bool:
+        if row.prompt is None or not message.prompt:
+            return False
+        # Buttons are under the last chunk; which one that is, only its channel knows.
+        return any(
+            message.prompt == send_key(state.conversation_id, state.seed, send.key)
+            for send in state.sends
+            if send.key[:2] == row.prompt
+        ) or message.prompt == send_key(state.conversation_id, state.seed, SendKey(*row.prompt))
+
+    def _start(self, message: Message) -> c.Start | None:
+        flow = next((flow for flow in self._flows.values() if flow.begins_with(message)), None)
+        return None if flow is None else self._start_of(flow)
+
+    def _start_of(self, flow: Flow) -> c.Start:
+        state = values.freeze(flow.initial(), "state")
+        return c.Start(flow.name, flow.version, flow.first_step, state, flow.resume == "first-wait")
+
+    # --- one message -----------------------------------------------------------------------------------------
+
+    async def _work(self, handle: ConversationHandle, work: Claimed, why: str) -> int:
+        """Handle one claimed message. How many were settled by it: 1, or 0 where it was put back or lost."""
+        row, mode = work.row, work.mode
+        flow = None if row is None else self._flows.get(row.flow)
+        live = self._live.pop(handle.conversation_id, None)
+        aside, outcome, end = self._beside(flow, work, why)
+        if aside is None:
+            if mode == "continue" and live is not None:
+                run = live
+                run.feed(work)
+            else:
+                self._drop(live)
+                run = StepRun(self._desk(handle), flow, work, row)
+                self._spawn(run, why)
+        else:
+            run = StepRun(self._desk(handle), flow, work, row, aside=aside)
+            self._spawn(run, why)
+        await self._until_quiet(handle, run, flow, work)
+        if run.ended == "ended" and aside is not None:
+            try:
+                await run.settle(outcome, end=end)
+            except OwnershipLost:
+                run.ended = "lost"
+            if live is not None and mode == "unasked":
+                self._keep(handle, live)
+            else:
+                self._drop(live)
+        match run.ended:
+            case "parked":
+                self._keep(handle, run)
+                return 1
+            case "ended":
+                return 1
+            case "lost":
+                log.warning("conversation %s went to another replica", handle.conversation_id)
+                await handle.read()
+                return 0
+            case "failed" | "cancelled":
+                await self._put_back(handle, work, run)
+                return 0
+
+    def _beside(self, flow: Flow | None, work: Claimed, why: str) -> tuple[Step | None, str, str | None]:
+        """The function that answers a message which is not the flow's own; the outcome; and how the flow ends, if it does."""
+        match work.mode:
+            case "unasked":
+                return (flow and flow.when_unasked) or _nothing, f"unasked: {why}", None
+            case "cancel":
+                hook = None if flow is None else flow.when_cancelled if why == "cancelled" else flow.when_ended
+                return hook or _nothing, why or "interrupted", why or "interrupted"
+            case "reminder":
+                return _remind, "reminder", None
+            case _:
+                if flow is not None and work.row is not None and flow.present_name(work.row.step) is None:
+                    return flow.when_ended or _nothing, "version", "version"
+                return None, "", None
+
+    def _desk(self, handle: ConversationHandle) -> Desk:
+        assert self._tasks is not None, "use it as an async context manager"
+        channel = self._channel
+        chosen = channel if hasattr(channel, "send") else channel(handle.conversation_id)  # type: ignore[operator]
+        return Desk(handle, chosen, self.name, self._tasks, self._lease_seconds)  # type: ignore[arg-type]
+
+    def _spawn(self, run: StepRun, why: str) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(run.main, why)
+
+    async def _until_quiet(self, handle: ConversationHandle, run: StepRun, flow: Flow | None, work: Claimed) -> None:
+        where = f"conversation {handle.conversation_id!r}"
+
+        async def renew() -> bool:
+            try:
+                await handle.ask(c.Renew(self.name, work.fence, milliseconds(self._lease_seconds)))
+            except OwnershipLost:
+                return False
+            return True
+
+        watched = flow is not None and flow.while_running == "cancel" and work.mode in ("begin", "resume")
+        with self._leases.holding(where, renew, run.scope.cancel):
+            try:
+                async with anyio.create_task_group() as watch:
+                    if watched:
+                        watch.start_soon(self._watch, handle, run, work)
+                    await run.quiet.wait()
+                    watch.cancel_scope.cancel()
+            except anyio.get_cancelled_exc_class():
+                run.scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await run.quiet.wait()
+                    if run.ended in ("cancelled", "failed"):
+                        await self._put_back(handle, work, run)
+                raise
+
+    async def _watch(self, handle: ConversationHandle, run: StepRun, work: Claimed) -> None:
+        """Stop a run whose message a later one supersedes, as long as it has done nothing that cannot be undone."""
+        assert work.message is not None
+        while True:
+            since = handle.log.position
+            state = handle.state
+            if any(one.number > work.message.number and one.kind == "text" for one in state.inbound):
+                if not run.acted:
+                    run.scope.cancel()
+                return
+            if isinstance(self._store, NotifyingStore):
+                await self._store.changed(handle.key, since=since, timeout=_LOOKS)
+            else:
+                await anyio.sleep(_LOOKS)
+            await handle.read()
+
+    async def _put_back(self, handle: ConversationHandle, work: Claimed, run: StepRun) -> None:
+        """The message was not handled: give it up for a later one, or try it again later, here or elsewhere."""
+        assert work.message is not None
+        number = work.message.number
+        error = run.failure
+        later = next((one for one in handle.state.inbound if one.number > number and one.kind == "text"), None)
+        commands: list[c.Command]
+        if error is None and not run.acted and later is not None and not self._stopping:
+            commands = [
+                c.EndFlow(self.name, work.fence, number, "superseded"),
+                c.Supersede(self.name, work.fence, number, later.number),
+            ]
+        else:
+            waits = isinstance(error, TurnUnfinished | MessageNotDelivered)
+            delay = _BACKOFF * 2 ** min(work.message.attempts, 10)
+            if isinstance(error, MessageNotDelivered):
+                delay = max(delay, error.retry_after)
+            if error is None:
+                delay = 0.0
+            elif not waits:
+                log.error("conversation %s: message %d failed", handle.conversation_id, number, exc_info=error)
+            reason = "stopped" if error is None else f"{type(error).__name__}: {error}"
+            commands = [
+                c.ReturnMessage(
+                    self.name,
+                    work.fence,
+                    number,
+                    values.text(reason, "reason"),
+                    round(min(delay, _LONGEST_BACKOFF) * 1000),
+                    counts=not waits and error is not None,
+                )
+            ]
+        try:
+            await handle.ask(*commands)
+        except OwnershipLost:
+            log.debug("conversation %s went to another replica", handle.conversation_id)
+
+    def _keep(self, handle: ConversationHandle, run: StepRun) -> None:
+        self._live[handle.conversation_id] = run
+        while len(self._live) > self._keep_alive:
+            self._drop(self._live.popitem(last=False)[1])
+
+    def _drop(self, run: StepRun | None) -> None:
+        if run is not None:
+            run.scope.cancel()
+
+    # --- as a worker -----------------------------------------------------------------------------------------
+
+    async def work(self, *, poll_seconds: float = 0.5, at_once: int = 16) -> None:
+        """Handle whatever is pending in the store, for as long as this is not cancelled."""
+        limit = anyio.CapacityLimiter(at_once)
+        busy: set[str] = set()
+        async with anyio.create_task_group() as tasks:
+            while True:
+                for conversation_id in await self._pending():
+                    if conversation_id not in busy:
+                        busy.add(conversation_id)
+                        await limit.acquire_on_behalf_of(conversation_id)
+                        tasks.start_soon(self._process_one, conversation_id, busy, limit)
+                await anyio.sleep(poll_seconds)
+
+    async def _process_one(self, conversation_id: str, busy: set[str], limit: anyio.CapacityLimiter) -> None:
+        try:
+            await self.process(conversation_id)
+        except Exception:
+            log.exception("conversation %s cannot be gone on with here", conversation_id)
+        finally:
+            busy.discard(conversation_id)
+            limit.release_on_behalf_of(conversation_id)
+
+    async def _pending(self) -> list[str]:
+        """Conversations with something to do now, by the store's listing, which may lag."""
+        now = max((handle.log.now() for handle in self._handles.values()), default=0)
+        found: list[str] = []
+        async for head in self._store.heads(HeadQuery(kind=KIND)):
+            labels = head.labels
+            ready = head.phase == "PENDING" and int(labels.get("not_before", 0)) <= now
+            due = "due" in labels and (not now or int(labels["due"]) <= now)
+            if ready or due:
+                found.append(labels["conversation"])
+        return found
+
+
+async def _nothing(_: FlowContext) -> None:
+    pass
+
+
+async def _remind(context: FlowContext) -> None:
+    await context.send_reminder()

@@ -1,0 +1,176 @@
+"""Bringing a conversation's messages out: each once, under one key, or in doubt and then never again by itself."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, NamedTuple
+
+import anyio
+from msgspec.structs import replace
+
+from turnkeeper.conversation import commands as c
+from turnkeeper.conversation.channel import Channel, NotSent, Refused, Sent, Unknown, look_up, send_on
+from turnkeeper.conversation.identity import send_key
+from turnkeeper.conversation.message import Content, chunks, keep_content
+from turnkeeper.conversation.outbox import SendAnswer
+from turnkeeper.conversation.pen import Pen
+from turnkeeper.conversation.state import Send, SendKey, SendState
+from turnkeeper.engine.outcomes import DidNotHappen, Happened
+from turnkeeper.errors import MessageNotDelivered, MessageRefused
+
+log = logging.getLogger(__name__)
+
+_TRIES: Final = 4
+_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 30.0
+"""Seconds that a channel may ask for within one attempt at a message; beyond, the message is put back."""
+
+
+class Outcome(NamedTuple):
+    """What became of a message: its id in the channel, or None where it may be out and nobody knows (AMBIGUOUS)."""
+
+    message_id: str | None
+    watermark: int
+
+
+class Outlet:
+    """The outbox of one owner."""
+
+    def __init__(self, pen: Pen, channel: Channel) -> None:
+        self._pen = pen
+        self._channel = channel
+
+    async def send(self, record: int, sequence: int, content: Content, *, watermark: bool, soon: bool) -> Outcome:
+        """Send under the key (record, sequence), in as many parts as the channel needs.
+
+        Args:
+            watermark: messages that are in the journal by now are no answers to it.
+            soon: that it is out is written at once; else with what is written next.
+
+        Raises:
+            MessageRefused: the channel refuses it for good.
+            MessageNotDelivered: it surely is not out, and trying did not help.
+            OutboxConflict: another content has this key.
+            OwnershipLost: another replica owns the conversation.
+        """
+        parts = chunks(content.text, self._channel.max_length)
+        outcome = Outcome("", 0)
+        for number, part in enumerate(parts):
+            last = number == len(parts) - 1
+            piece = replace(content, text=part) if last else Content(text=part, data=content.data)
+            outcome = await self._send_one(SendKey(record, sequence, number), piece, watermark=watermark)
+        if soon:
+            self._pen.flush_soon()
+        return outcome
+
+    async def _send_one(self, key: SendKey, content: Content, *, watermark: bool) -> Outcome:
+        frame, fingerprint = keep_content(content)
+        begin = c.BeginSend(self._pen.owner, self._pen.fence, key, frame, fingerprint, watermark)
+        pause = _PAUSE
+        for attempt in range(_TRIES):
+            (answer,) = await self._pen.write(begin)
+            settled = await self._proceed(key, content, begin, answer)
+            if isinstance(settled, Outcome):
+                return settled
+            pause = max(settled or 0.0, pause)
+            if attempt == _TRIES - 1 or pause > _LONGEST_PAUSE:
+                break
+            await self._pen.flush()
+            await anyio.sleep(pause)
+            pause *= 2
+        await self._pen.flush()
+        raise MessageNotDelivered(self._pen.handle.conversation_id, tuple(key), pause)
+
+    async def _proceed(
+        self, key: SendKey, content: Content, begin: c.BeginSend, answer: SendAnswer
+    ) -> Outcome | float | None:
+        """The outcome; or how long to wait before the next attempt, where one makes sense."""
+        match answer.what:
+            case "known":
+                assert answer.send is not None
+                return self._known(answer.send)
+            case "later":
+                assert answer.send is not None
+                return max((answer.send.not_before - self._pen.handle.log.now()) / 1000, 0.01)
+            case "held":
+                return None
+            case "in_doubt":
+                return await self._in_doubt(key, content, begin, "its sender stopped in the middle of the send")
+            case "begun":
+                return await self._send_now(key, content, begin)
+
+    def _known(self, send: Send) -> Outcome:
+        if send.state is SendState.DEAD:
+            raise MessageRefused(self._pen.handle.conversation_id, tuple(send.key), send.reason)
+        return Outcome(send.message_id if send.state is SendState.SENT else None, send.watermark)
+
+    def _public_key(self, key: SendKey) -> str:
+        state = self._pen.handle.state
+        return send_key(state.conversation_id, state.seed, key)
+
+    async def _send_now(self, key: SendKey, content: Content, begin: c.BeginSend) -> Outcome | float | None:
+        handle = self._pen.handle
+        outcome = await send_on(self._channel, handle.conversation_id, self._public_key(key), content)
+        match outcome:
+            case Sent(message_id):
+                return self._sent(key, message_id)
+            case Refused(reason, None):
+                await self._pen.write(self._settled(key, "refused", reason=reason))
+                raise MessageRefused(handle.conversation_id, tuple(key), reason)
+            case Refused(reason, retry_after) if retry_after is not None:
+                return self._postponed(key, reason, retry_after)
+            case NotSent(proof):
+                return self._postponed(key, proof, 0.0)
+            case Unknown(reason) | Refused(reason, _):
+                return await self._in_doubt(key, content, begin, reason)
+
+    async def _in_doubt(
+        self, key: SendKey, content: Content, begin: c.BeginSend, reason: str
+    ) -> Outcome | float | None:
+        """It may be out: the channel's policy (flows.md, adapter contract, 1 to 3)."""
+        handle = self._pen.handle
+        send = next(one for one in handle.state.sends if one.key == key)
+        again = False
+        if (handle.log.now() - send.at) / 1000 < self._channel.dedup_window:
+            again = True
+        else:
+            match await look_up(self._channel, handle.conversation_id, self._public_key(key)):
+                case Happened(message_id, evidence):
+                    self._pen.defer(
+                        self._settled(key, "sent", message_id=str(message_id), reason=evidence, who="look-up")
+                    )
+                    return Outcome(str(message_id), send.watermark)
+                case DidNotHappen():
+                    again = True
+                case _:
+                    pass
+        if not again:
+            log.error("conversation %s: message %s may be out: %s", handle.conversation_id, tuple(key), reason)
+            self._pen.defer(self._settled(key, "unknown", reason=reason))
+            return Outcome(None, send.watermark)
+        (answer,) = await self._pen.write(replace(begin, again=True))
+        if answer.what != "begun":
+            return await self._proceed(key, content, begin, answer)
+        outcome = await send_on(self._channel, handle.conversation_id, self._public_key(key), content)
+        match outcome:
+            case Sent(message_id):
+                return self._sent(key, message_id)
+            case Refused(why, None):
+                await self._pen.write(self._settled(key, "refused", reason=why))
+                raise MessageRefused(handle.conversation_id, tuple(key), why)
+            case _:
+                # Tried again from the top: a further doubt is looked into as this one was.
+                return None
+
+    def _sent(self, key: SendKey, message_id: str) -> Outcome:
+        self._pen.defer(self._settled(key, "sent", message_id=message_id))
+        send = next((one for one in self._pen.handle.state.sends if one.key == key), None)
+        return Outcome(message_id, 0 if send is None else send.watermark)
+
+    def _postponed(self, key: SendKey, reason: str, seconds: float) -> float:
+        not_before = self._pen.handle.log.now() + round(seconds * 1000)
+        self._pen.defer(self._settled(key, "postponed", reason=reason, not_before=not_before))
+        return seconds
+
+    def _settled(self, key: SendKey, outcome: str, **more: object) -> c.SettleSend:
+        return c.SettleSend(self._pen.owner, self._pen.fence, key, outcome, **more)  # pyright: ignore[reportArgumentType]
