@@ -93,14 +93,17 @@ async def test_a_final_answer_of_any_kind_is_not_asked_for_again(keeper: Keeper,
             assert exported.final_output_ready
 
 
-WITHOUT_CALLS = pytest.mark.xfail(
-    strict=True,
-    reason="a conversation whose assistant messages do not carry their calls is refused at import (`check_pairs`); the engine in "
-    "Java writes such ones where its model does not give them, and the arguments of a finished round are nowhere else",
-)
+async def check_refused(checkpoint: EngineCheckpoint) -> None:
+    """The arguments of its first call are nowhere, and nothing is made up in their place (issue C, 8)."""
+    async with await Keeper.open("sqlite:///:memory:") as keeper:
+        with pytest.raises(InvalidInput) as refused:
+            await keeper.adopt(checkpoint)
+        assert refused.value.field == "messages[2].metadata.argumentsText"
+        assert "the call 'call-a' of echo" in refused.value.reason
+        assert await keeper.history(checkpoint.turn_id) is None
 
 
-@pytest.mark.parametrize("accepted", [True, pytest.param(False, marks=[WITHOUT_CALLS])])
+@pytest.mark.parametrize("accepted", [True, False])
 async def test_every_traced_checkpoint_can_be_gone_on_from_and_says_the_same_here(*, accepted: bool) -> None:
     """2.6, 2.7: what the engine in Java wrote stands in our log just as there, but for the name of an unknown call."""
     logs = [trace.get("log", [trace]) for trace in traces()]
@@ -109,6 +112,12 @@ async def test_every_traced_checkpoint_can_be_gone_on_from_and_says_the_same_her
             with_the_calls(log)
     trees = [write["checkpoint"] for log in logs for write in log if "checkpoint" in write]
     assert len(trees) == 20
+    if not accepted:
+        refused = [tree for tree in trees if any(message["role"] == "tool" for message in tree["messages"])]
+        assert len(refused) == 6
+        trees = [tree for tree in trees if tree not in refused]
+        for tree in refused:
+            await check_refused(from_tree(EngineCheckpoint, tree, strict=True).value)
     for tree in trees:
         checkpoint = from_tree(EngineCheckpoint, tree, strict=True).value
         async with await Keeper.open("sqlite:///:memory:") as keeper:
@@ -127,6 +136,74 @@ async def test_every_traced_checkpoint_can_be_gone_on_from_and_says_the_same_her
                     result["output"] = UNKNOWN_TEXT
             named = replace(adopted, id=checkpoint.id, last_sequence=checkpoint.last_sequence)
             assert without_empty_lists(to_tree(named)) == without_empty_lists(expected)
+
+
+def bare(scenario: str, last_sequence: int, *, spoken: bool = True, **kept: Any) -> EngineCheckpoint:
+    """As the engine in Java wrote it, with no calls; `kept` stands beside each result, as an adapter may keep it."""
+    log = next(trace["log"] for trace in traces() if trace["scenario"] == scenario)
+    trees = (write["checkpoint"] for write in log if "checkpoint" in write)
+    found = from_tree(EngineCheckpoint, next(t for t in trees if t["lastSequence"] == last_sequence), strict=True).value
+    results = [replace(result, metadata=kept or None) for result in found.completed_tool_results]
+    messages = [one for one in found.messages if spoken or one.role.value != "assistant"]
+    return replace(found, completed_tool_results=results, messages=messages)
+
+
+@pytest.mark.parametrize("spoken", [True, False])
+@pytest.mark.parametrize("kept", [{"argumentsText": '{"v": "as given"}'}, {"arguments": {"v": 1}}])
+async def test_calls_that_a_transcript_lacks_are_put_back_where_they_are_known(
+    keeper: Keeper, kept: dict[str, Any], *, spoken: bool
+) -> None:
+    """Issue C, 8: ids from the messages, names from the results, and the arguments that somebody kept beside them."""
+    agent = agent_of(DONE)
+    await keeper.adopt(bare("ordered", 18, spoken=spoken, **kept), agent=agent)
+    assert (await keeper.resume(agent, turn_id="t-ordered")).status == "success"
+    assert isinstance(agent.model, PoppingModel)
+    shown = agent.model.requests[0].messages
+    assert [message.role.value for message in shown] == ["user", "assistant", "tool", "tool"]
+    calls = shown[1].metadata["tool_calls"]
+    assert [(call["id"], call["function"]["name"]) for call in calls] == [("call-a", "echo"), ("call-b", "echo")]
+    assert {call["function"]["arguments"] for call in calls} == {kept.get("argumentsText", '{"v":1}')}
+    history = await keeper.history("t-ordered")
+    assert history is not None
+    assert history.state.first_round == 1
+
+
+async def test_what_is_missing_of_a_call_is_told_with_its_path(keeper: Keeper) -> None:
+    """Nothing is appended, and nothing made up."""
+    checkpoint = bare("ordered", 18, arguments={})
+    nameless = replace(checkpoint, completed_tool_results=[])
+    without_id = [replace(one, metadata={}) if one.role.value == "tool" else one for one in checkpoint.messages]
+    for broken, field in (
+        (nameless, "messages[2].metadata.name"),
+        (replace(checkpoint, messages=without_id), "messages[2].metadata.tool_call_id"),
+    ):
+        with pytest.raises(InvalidInput) as refused:
+            await keeper.adopt(broken)
+        assert refused.value.field == field
+    assert await keeper.history("t-ordered") is None
+
+
+async def test_a_result_of_the_open_round_is_not_taken_for_that_of_an_earlier_call(keeper: Keeper) -> None:
+    """5.1, 2: ids repeat. The arguments kept with the second round's result are not those of the first round's call."""
+    told = bare("ordered", 18, arguments={"v": "first"})
+    held = bare("ordered", 9)
+    second = replace(held.completed_tool_results[0], metadata={"arguments": {"v": "second"}})
+    checkpoint = replace(
+        told,
+        iteration=1,
+        completed_tool_results=[*told.completed_tool_results, second],
+        pending_model_response=held.pending_model_response,
+        pending_tool_requests=held.pending_tool_requests,
+    )
+    agent = agent_of(DONE)
+    await keeper.adopt(checkpoint, agent=agent)
+    assert (await keeper.resume(agent, turn_id="t-ordered")).status == "success"
+    assert isinstance(agent.model, PoppingModel)
+    spoken = [message for message in agent.model.requests[0].messages if message.role.value == "assistant"]
+    assert [[call["function"]["arguments"] for call in message.metadata["tool_calls"]] for message in spoken] == [
+        ['{"v":"first"}'] * 2,
+        ['{"v":"call-a"}', '{"v":"call-b"}'],
+    ]
 
 
 async def test_the_rest_of_a_round_of_another_engine(keeper: Keeper) -> None:

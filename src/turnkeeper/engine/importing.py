@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from turnkeeper.engine.checkpoint_rules import check_checkpoint, check_resume_context
 from turnkeeper.engine.identity import MAX_MODEL_ATTEMPTS, RunIdentity
+from turnkeeper.engine.missing_calls import with_their_calls
 from turnkeeper.engine.stored import final_text, stored_form
 from turnkeeper.engine.transcript import check_pairs, request_ids
 from turnkeeper.engine.wire import (
@@ -51,6 +52,7 @@ def begin_with(
     """
     check_checkpoint(checkpoint)
     budgets = {} if resume is None else _budgets(checkpoint, resume)
+    begun_as = fingerprint_of(checkpoint, budgets)
     values.identifier(checkpoint.turn_id, "turnId")
     scope = values.identifier(scope_of(checkpoint), "runId", longest=128)
     held = checkpoint.pending_model_response
@@ -59,10 +61,11 @@ def begin_with(
     for index, request in enumerate(checkpoint.pending_tool_requests):
         if known_tools is not None and request.name not in known_tools:
             raise InvalidInput(f"pendingToolRequests[{index}].name", f"there is no tool {request.name!r}")
-    check_pairs(checkpoint.messages)
     _ = RunIdentity(begun_with=checkpoint).usage_before  # told now, and not when somebody wants to know the usage
     done = [] if held is None else _results_of_batch(checkpoint, held)
     earlier = checkpoint.completed_tool_results[: len(checkpoint.completed_tool_results) - len(done)]
+    checkpoint = with_their_calls(checkpoint, earlier)
+    check_pairs(checkpoint.messages)
     identity = RunIdentity(
         session_id=checkpoint.session_id,
         run_id=checkpoint.run_id,
@@ -81,7 +84,7 @@ def begin_with(
             values.freeze([to_builtins(message) for message in checkpoint.messages], "messages"),
             values.freeze([], "tool_names"),
             values.freeze({}, "runtime"),
-            fingerprint_of(checkpoint, budgets),
+            begun_as,
             0,
             {},
             identity.frame(),
