@@ -13,13 +13,10 @@ from msgspec.structs import replace
 
 from tests.contract.material import without_empty_lists
 from tests.contract.our_turns import (
-    TURNS,
     Turn,
     World,
-    by_name,
     every_turn,
     killed_in_a_tool,
-    rewritten_and_unknown,
 )
 from turnkeeper import Keeper
 from turnkeeper.engine.checkpoint_rules import checkpoint_problems
@@ -169,20 +166,7 @@ def _as_documents(write: Write) -> Any:
     return (write.seq, [to_tree(event) for event in write.events], checkpoint)
 
 
-CONTEXT_LOST = pytest.mark.xfail(
-    strict=True,
-    reason="of an imported model call in doubt, the context that its host had made is not kept: modelReconciliation.request is "
-    "made anew from the conversation",
-)
-MISSING: dict[Turn, pytest.MarkDecorator] = {
-    rewritten_and_unknown: CONTEXT_LOST,
-}
-"""What is not there yet, by turn."""
-
-
-@pytest.mark.parametrize(
-    "turn", [pytest.param(turn, marks=[MISSING[turn]] if turn in MISSING else [], id=by_name(turn)) for turn in TURNS]
-)
+@every_turn
 async def test_every_checkpoint_can_be_gone_on_from_and_says_the_same_there(world: World, turn: Turn) -> None:
     """2.7: begun with any of them, a turn stands where that one stood."""
     for checkpoint in checkpoints_of(await writes_in(world, turn)):

@@ -123,9 +123,18 @@ def stable_prefix(state: TurnState, identity: RunIdentity) -> int:
     return 0 if transcript is None else len(stored_messages(replace(state, transcript=transcript)))
 
 
+def imported_call(state: TurnState, identity: RunIdentity) -> ModelReconciliationState | None:
+    """The model call in doubt that the turn was imported with, for as long as that is the turn's last one; as it was imported."""
+    began = identity.begun_with
+    return None if began is None or state.round is not None or state.model_calls != 1 else began.model_reconciliation
+
+
 def snapshot_of(standing: Standing, iteration: int) -> ModelInvocationContextSnapshot:
     """What the model is asked in the round that is decided next (1.5)."""
     state, identity, invocation = standing.state, standing.identity, standing.invocation_id or ""
+    imported = imported_call(state, identity)
+    if imported is not None:
+        return imported.request.context
     prepared = standing.prepared
     if prepared is not None:
         tail = [message_from(one, "context") for one in values.thaw(prepared.messages)]
@@ -149,6 +158,9 @@ def model_reconciliation(standing: Standing) -> ModelReconciliationState | None:
     model = standing.state.model
     if model is None or not model.unknown:
         return None
+    imported = imported_call(standing.state, standing.identity)
+    if imported is not None:
+        return imported
     return ModelReconciliationState(
         invocation_id=standing.invocation_id or "",
         request=ModelInvocationRequest(context=snapshot_of(standing, model.round_index)),

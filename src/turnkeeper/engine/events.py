@@ -14,6 +14,7 @@ from turnkeeper.engine.checkpoints import (
     canonical_messages,
     checkpoint_of,
     context_state,
+    imported_call,
     model_reconciliation,
     named_response,
     slot_result,
@@ -271,24 +272,25 @@ class Projection:
     def _model_started(self, record: r.ModelStarted) -> None:
         state = self.state
         first = state.attempts == 1 or self._writes != []  # of the round, or of a new life, which asks anew (2.7)
-        if first:
+        imported = imported_call(state, self.identity)
+        if imported is not None:
+            self._invocation, self._attempt = imported.invocation_id, imported.failed_attempt
+        elif first:
             self._invocation, self._attempt = record.invocation_id, 0
+        if first:
             if self._prepared is not None and self._prepared.round_index != record.round_index:
                 self._prepared = None
             standing = self._standing()
             self._append(_Kind.CONTEXT_PREPARED, lambda: to_builtins(snapshot_of(standing, record.round_index)))
         else:
             self._attempt += 1
-        attempt, snapshot_id = self._attempt, f"context:{self._invocation}"
-        standing = self._standing()
-        self._append(
-            _Kind.MODEL_INVOCATION_STARTED,
-            lambda: {
-                "snapshotId": snapshot_id,
-                "attempt": attempt,
-                "messageCount": len(snapshot_of(standing, record.round_index).messages),
-            },
-        )
+        attempt, standing = self._attempt, self._standing()
+
+        def payload() -> Any:
+            shown = snapshot_of(standing, record.round_index)
+            return {"snapshotId": shown.id, "attempt": attempt, "messageCount": len(shown.messages)}
+
+        self._append(_Kind.MODEL_INVOCATION_STARTED, payload)
 
     def _policy_applied(self, record: r.PolicyApplied) -> None:
         state = self.state

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from turnkeeper.engine.checkpoint_rules import context_state_problems
-from turnkeeper.engine.checkpoints import canonical_messages, context_state, stable_prefix
+from turnkeeper.engine.checkpoints import canonical_messages, context_state, imported_call, stable_prefix
 from turnkeeper.engine.context import ContextFailed, prepare
 from turnkeeper.engine.contract_ports import PortError
 from turnkeeper.engine.host import QuietStream
@@ -274,12 +274,22 @@ class ModelCalls:
 
     # --- a call of which nobody knows what became ------------------------------------------------------------
 
+    def _doubted(self, round_index: int, messages: Sequence[Message]) -> ModelRequest:
+        """The request of a call in doubt; of an imported one as it was made there, which is how its provider knows it."""
+        request = self._request(round_index, messages)
+        imported = imported_call(self._journal.state, self._journal.identity)
+        if imported is None:
+            return request
+        shown, attempt = imported.request.context, imported.failed_attempt
+        there = replace(request, invocation_id=imported.invocation_id, attempt=attempt)
+        return replace(there, messages=shown.messages, context=shown)
+
     async def _settle(self, call: ModelCall, round_index: int, messages: Sequence[Message]) -> Decided:
         """Ask the host's look-up; whoever else knows it has to say so with `Keeper.resolve_model`."""
         found: LookedUp | None = None
         if self._agent.reconcile_model is not None:
             try:
-                found = await awaited(self._agent.reconcile_model(self._request(round_index, messages)))
+                found = await awaited(self._agent.reconcile_model(self._doubted(round_index, messages)))
             except Exception:
                 log.exception("the look-up of the model call of turn %s failed", self._journal.turn.trace_id)
         if isinstance(found, DidNotHappen):
