@@ -258,6 +258,24 @@ async def doctor(
     return await examine(url, as_json=json)
 
 
+@app.command
+def fake_model(
+    script: Annotated[Path, Parameter(help="The answers: JSON, or YAML by its name. See docs/models.md.")],
+    *,
+    host: Annotated[str, Parameter(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, Parameter(help="The port to listen at; 0 for one that is free.")] = 0,
+    json: Json = False,
+) -> int:
+    """Serve the APIs of OpenAI and Anthropic from a script of rounds, with faults, until interrupted.
+
+    For trying out agents offline: their clients need only another `base_url`. At the end it prints how often each round's
+    answer was bought. Example: `turnkeeper fake-model script.yaml --port 8080`.
+    """
+    from turnkeeper.cli.fake_model import serve
+
+    return serve(script, host=host, port=port, as_json=json)
+
+
 def main() -> None:
     """The entry point: exit status 2 for what Turnkeeper refuses, with the reason on standard error."""
     from turnkeeper.errors import TurnkeeperError
