@@ -73,6 +73,7 @@ def _begun(message: Inbound, claim: c.Claim, state: ConversationState, instance:
         first_wait=start.first_wait,
         message=_as_answer(message),
         earlier=state.superseded,
+        trace=claim.trace,
     )
     return "begin", row
 
@@ -88,12 +89,19 @@ def _answered(flow: Row, message: Inbound, claim: c.Claim) -> tuple[Mode, Row | 
         # C4: the answer is kept before any code sees it; the step's sends go on counting from where they did.
         answers = (answer,) if flow.first_wait else (*flow.answers, answer)
         taken = replace(
-            flow, answers=answers, inbound=message.number, parked=False, prompt=None, timer="", handover=None
+            flow,
+            answers=answers,
+            inbound=message.number,
+            parked=False,
+            prompt=None,
+            timer="",
+            handover=None,
+            trace=claim.trace,
         )
         return ("continue" if live else "answer"), taken
     if live:
         # The seed's mode keeps no later answer: who goes on without this process asks again (C3).
-        return "continue", replace(flow, answers=(), inbound=message.number, prompt=None, timer="")
+        return "continue", replace(flow, answers=(), inbound=message.number, prompt=None, timer="", trace=claim.trace)
     if message.timer:
         return "reminder", None
     # C5: the wait was lost with its process. The message wakes the flow and is no answer.
@@ -106,5 +114,6 @@ def _answered(flow: Row, message: Inbound, claim: c.Claim) -> tuple[Mode, Row | 
         prompt=None,
         timer="",
         handover=None,
+        trace=claim.trace,
     )
     return "woken", woken

@@ -59,6 +59,8 @@ class Claim(Command, frozen=True):
     live: int | None = None
     max_attempts: int = 5
     on_poison: Literal["hold", "skip"] = "hold"
+    trace: TraceContext | None = None
+    """Of the turn that handles it."""
 
 
 class OwnerCommand(Command, frozen=True):

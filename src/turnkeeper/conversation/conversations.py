@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -22,6 +22,7 @@ from turnkeeper.conversation.identity import send_key
 from turnkeeper.conversation.message import Message, keep_message, kept_message
 from turnkeeper.conversation.run import Desk, StepRun
 from turnkeeper.conversation.state import KIND, ConversationState, Inbound, Row, SendKey, TraceContext
+from turnkeeper.conversation.tracing import begin_span, context_of, current_context, within
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.loop import new_owner
 from turnkeeper.errors import FlowUnknown, InvalidInput, MessageNotDelivered, OwnershipLost, TurnUnfinished
@@ -29,6 +30,9 @@ from turnkeeper.log import values
 from turnkeeper.log.record import HeadQuery
 from turnkeeper.log.store import NotifyingStore, Store
 from turnkeeper.turn.handle import milliseconds
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class Conversations:
         on_poison: Literal["hold", "skip"] = "hold",
         keep_alive: int = 1000,
         retention: Retention = Retention(),  # noqa: B008  # immutable
+        tracer: Tracer | None = None,
     ) -> None:
         """
         Args:
@@ -81,6 +86,8 @@ class Conversations:
             max_attempts: attempts at a message without progress, before it is set aside.
             on_poison: what happens to the conversation then: `hold` it until somebody has looked, or `skip` the message.
             keep_alive: parked conversations whose steps are kept in memory; others run again from their step's start.
+            retention: how long logs are kept.
+            tracer: OpenTelemetry's, for a span of each message's handling.
 
         Raises:
             InvalidInput: two flows have the same name, or one has no steps.
@@ -98,6 +105,7 @@ class Conversations:
         self._on_poison: Literal["hold", "skip"] = on_poison
         self._keep_alive = keep_alive
         self._retention = retention
+        self._tracer = tracer
         self._handles: OrderedDict[str, ConversationHandle] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
         self._live: OrderedDict[str, StepRun] = OrderedDict()
@@ -130,6 +138,8 @@ class Conversations:
             StoreError: the store failed: do not acknowledge the message.
         """
         handle = self._handle(conversation_id)
+        if trace is None and self._tracer is not None:
+            trace = current_context()
         return await handle.receive(message.event_id, message.kind, keep_message(message), trace)
 
     async def handle(self, conversation_id: str, message: Message) -> Processed:
@@ -155,10 +165,11 @@ class Conversations:
                 await handle.fire_due()
                 if handle.state.head is None:  # as read now, or as our own last append found it
                     return Processed(handled)
-                work, why = await self._claim(handle)
+                work, why, span = await self._claim(handle)
                 match work.what:
                     case "work":
-                        handled += await self._work(handle, work, why)
+                        with within(span):
+                            handled += await self._work(handle, work, why, span)
                     case "idle":
                         return Processed(handled)
                     case "busy" | "later" | "held":
@@ -191,13 +202,18 @@ class Conversations:
             except OwnershipLost:
                 log.debug("conversation %s went to another replica", handle.conversation_id)
 
-    async def _claim(self, handle: ConversationHandle) -> tuple[Claimed, str]:
-        """Own the conversation and its first message; and, for what is not the flow's own, why."""
+    async def _claim(self, handle: ConversationHandle) -> tuple[Claimed, str, Span | None]:
+        """Own the conversation and its first message; and, for what is not the flow's own, why; and the span of its handling."""
         state = handle.state
         message = state.head
         assert message is not None
         intent, start, why = self._look(state, message)
         live = self._live.get(handle.conversation_id)
+        span = None
+        if self._tracer is not None:
+            # Who goes on in memory knows the turn before; who resumes links to it (F7).
+            before = state.row.trace if live is None and state.row is not None else None
+            span = begin_span(self._tracer, state.conversation_id, message.number, [before, message.trace])
         claim = c.Claim(
             self.name,
             milliseconds(self._lease_seconds),
@@ -207,9 +223,10 @@ class Conversations:
             None if live is None else live.revision,
             self._max_attempts,
             self._on_poison,
+            None if span is None else context_of(span),
         )
         (work,) = await handle.ask(claim)
-        return work, why
+        return work, why, span
 
     def _look(self, state: ConversationState, inbound: Inbound) -> tuple[c.Intent, c.Start | None, str]:
         """What a message is for, by its content; and why, where it is for nothing.
@@ -223,7 +240,7 @@ class Conversations:
         if row is None:
             return ("start", start, "" if start is not None else "idle")
         flow = self._flows.get(row.flow)
-        if flow is None or row.version > flow.version:
+        if flow is None or row.version > flow.version or row.document is not None:
             raise FlowUnknown(state.conversation_id, row.flow, row.version)
         if flow.present_name(row.step) is None:
             return "cancel", None, "version"
@@ -260,7 +277,7 @@ class Conversations:
 
     # --- one message -----------------------------------------------------------------------------------------
 
-    async def _work(self, handle: ConversationHandle, work: Claimed, why: str) -> int:
+    async def _work(self, handle: ConversationHandle, work: Claimed, why: str, span: Span | None) -> int:
         """Handle one claimed message. How many were settled by it: 1, or 0 where it was put back or lost."""
         row, mode = work.row, work.mode
         flow = None if row is None else self._flows.get(row.flow)
@@ -269,7 +286,7 @@ class Conversations:
         if aside is None:
             if mode == "continue" and live is not None:
                 run = live
-                run.feed(work)
+                run.feed(work, span)
             else:
                 self._drop(live)
                 run = StepRun(self._desk(handle), flow, work, row)

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -26,12 +26,16 @@ from turnkeeper.conversation.message import Content, Message, keep_content, keep
 from turnkeeper.conversation.outlet import Outcome, Outlet
 from turnkeeper.conversation.pen import Pen
 from turnkeeper.conversation.state import Answer, Inbound, Row
+from turnkeeper.conversation.tracing import continue_in
 from turnkeeper.engine.single_call import call_tool
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.wire import Outcome as ToolOutcome
 from turnkeeper.errors import ConversationError, EffectFailed, OwnershipLost, TurnUnfinished
 from turnkeeper.log import values
 from turnkeeper.turn.handle import TurnHandle
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +80,7 @@ class StepRun:
         given = Answer(self._record.number, self._record.kind, self._record.message, self._record.at)
         self._given = given if row is None or aside is not None else row.message or given
         self._fed: anyio.Event | None = None
+        self._span: Span | None = None
         self.scope = anyio.CancelScope()
         self.quiet = anyio.Event()
         self.ended: Ended = "failed"
@@ -127,9 +132,10 @@ class StepRun:
                     await self._pen.salvage()
             self.quiet.set()
 
-    def feed(self, work: Claimed) -> None:
-        """Give the wait that the run is parked at its answer."""
+    def feed(self, work: Claimed, span: Span | None = None) -> None:
+        """Give the wait that the run is parked at its answer; `span` is that of its handling."""
         assert self._fed is not None
+        self._span = span
         assert work.message is not None
         self._record, self._row = work.message, work.row
         self._pen.fence = work.fence
@@ -291,6 +297,7 @@ class StepRun:
         self.ended = "parked"
         self.quiet.set()
         await self._fed.wait()
+        continue_in(self._span)
         one = self._record
         known = self._known_answer(number)
         return Answer(one.number, one.kind, one.message, one.at) if known is None else known

@@ -121,6 +121,8 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The message of `cause`: what the step sees of the one that it was entered with."""
     earlier: tuple[Answer, ...] = ()
     """Messages whose handling that one has cancelled."""
+    document: bytes | None = None
+    """The checkpoint of a host with a runtime of its own, as it gave it; the rest of the row is not ours to go on with."""
 
 
 class Send(msgspec.Struct, frozen=True, gc=False, array_like=True):
