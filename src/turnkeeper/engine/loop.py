@@ -26,7 +26,7 @@ from turnkeeper.engine.model_calls import Decided, ModelCallFailed, ModelCalls
 from turnkeeper.engine.permissions import Parked, PermissionFailed
 from turnkeeper.engine.policies import HostSaidNo, apply_policy, exchange_of, final_output
 from turnkeeper.engine.ports import Agent, ReplyPort
-from turnkeeper.engine.rounds import Moved, Paused, Stopped, ToolRound
+from turnkeeper.engine.rounds import Moved, Paused, Stopped, ToolMisconfigured, ToolRound
 from turnkeeper.engine.starting import bounded_by, start_of
 from turnkeeper.engine.tools import ToolContext
 from turnkeeper.engine.transcript import assistant_messages, check_pairs
@@ -213,6 +213,9 @@ class TurnRun:
                 slots = tuple((self._journal.state.current_round, index) for index in e.slots)
                 status: Status = "parked" if e.child.status == "parked" else "reconciliation_required"
                 return self._result(status, error_kind=e.child.error_kind, message=str(e), open_slots=slots)
+            except ToolMisconfigured as e:
+                await self._journal.salvage()
+                return await self._stop("failed", e.kind, str(e))
             except PermissionFailed as e:
                 await self._journal.salvage()
                 return await self._stop("failed", "permission_error", str(e))

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import anyio
 
+from turnkeeper.engine.contract_ports import PortError
 from turnkeeper.errors import TurnkeeperError
 
 T = TypeVar("T")
@@ -93,9 +94,12 @@ _NOT_SENT_NAMES: Final = frozenset(
 def classify(error: Exception, refusals: tuple[type[Exception], ...] = ()) -> Kind:
     """What an exception says about the effect that raised it (flows.md, adapter contract).
 
-    Refused: `EffectRefused` and the tool's own `refusals`. Not sent: `NotSent`, refused connections, failed name look-ups,
-    connect timeouts. Everything else is unknown: an exception that nobody vouched for proves nothing about the effect.
+    Refused: `EffectRefused`, the tool's own `refusals`, and a `PortError` that does not say `outcome_unknown`. Not sent:
+    `NotSent`, refused connections, failed name look-ups, connect timeouts. Everything else is unknown: an exception that nobody
+    vouched for proves nothing about the effect.
     """
+    if isinstance(error, PortError):
+        return "unknown" if error.outcome_unknown else "refused"
     if isinstance(error, EffectRefused) or (refusals and isinstance(error, refusals)):
         return "refused"
     if isinstance(error, NotSent | ConnectionRefusedError | socket.gaierror):

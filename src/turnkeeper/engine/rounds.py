@@ -11,13 +11,14 @@ import anyio.lowlevel
 import anyio.to_thread
 from msgspec.structs import replace
 
-from turnkeeper.engine.arguments import InvalidArguments, parse_arguments
+from turnkeeper.engine.contract_ports import PortError
 from turnkeeper.engine.delegation import ChildPaused, Delegate
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
-from turnkeeper.engine.outcomes import DidNotHappen, EffectRefused, Happened, awaited, classify
+from turnkeeper.engine.outcomes import DidNotHappen, Happened, awaited, classify
 from turnkeeper.engine.permissions import Parked, PermissionDesk
 from turnkeeper.engine.ports import Agent
+from turnkeeper.engine.prepared_calls import PreparedCall
 from turnkeeper.engine.stored import UNKNOWN_TEXT, kept_result, stored_result
 from turnkeeper.engine.tools import Policy, Tool, ToolContext
 from turnkeeper.engine.transcript import request_ids
@@ -51,31 +52,16 @@ class Stopped(Exception):
         self.slots = slots
 
 
+class ToolMisconfigured(Exception):
+    """A tool says that neither another attempt nor the model can help: the turn fails, and the call has no result (2.16)."""
+
+    def __init__(self, name: str, error: PortError) -> None:
+        super().__init__(f"{name}: {error.message}")
+        self.kind = "tool_configuration_error"
+
+
 class Moved(Exception):
     """The log is not as this run took it to be: look at it again."""
-
-
-class _Call:
-    """One slot's call, ready to run or with the reason why it is not run."""
-
-    def __init__(self, slot_index: int, call: ToolCall, request_id: str) -> None:
-        self.slot_index = slot_index
-        self.call = call
-        self.request_id = request_id
-        self.tool: Tool | None = None
-        self.arguments: dict[str, Any] = {}
-        self.refusal: ModelToolResult | None = None
-        self.fence = 0
-
-    def result(self, outcome: Outcome, output: Any, error_kind: str | None = None) -> ModelToolResult:
-        """A result of this call."""
-        return ModelToolResult(
-            request_id=self.request_id, name=self.call.tool_name, outcome=outcome, output=output, error_kind=error_kind
-        )
-
-    def failed(self, error_kind: str, text: str) -> ModelToolResult:
-        """A failure that the model is told of."""
-        return self.result(Outcome.FAILED, text, error_kind)
 
 
 class Paused(Exception):
@@ -108,7 +94,7 @@ class ToolRound:
         self._agent = agent
         self._round = round_index
         ids = request_ids(response, round_index)
-        self._calls = [_Call(index, call, ids[index]) for index, call in enumerate(calls)]
+        self._calls = [PreparedCall(index, call, ids[index]) for index, call in enumerate(calls)]
         self._slots = slots
         self._results: list[ModelToolResult | None] = [None] * len(self._calls)
         self._running = 0
@@ -116,24 +102,7 @@ class ToolRound:
         self._desk = None if agent.permission is None else PermissionDesk(journal, agent.permission, round_index)
         cut = (response.metadata or {}).get("finishReason") == "length"
         for call, request in zip(self._calls, response.tool_requests, strict=True):
-            self._prepare(call, request.arguments, cut=cut)
-
-    def _prepare(self, call: _Call, raw_arguments: Any, *, cut: bool) -> None:
-        call.tool = self._agent.by_name.get(call.call.tool_name)
-        if cut:
-            call.refusal = call.failed(
-                "invalid_arguments",
-                "The answer was cut at its length limit, so the call's "
-                "arguments may be cut as well. It was not run; make it again, shorter.",
-            )
-        elif call.tool is None:
-            known = ", ".join(sorted(self._agent.by_name)) or "none"
-            call.refusal = call.failed("unknown_tool", f"There is no tool {call.call.tool_name!r}. Tools: {known}.")
-        else:
-            try:
-                call.arguments = call.tool.bind(parse_arguments(raw_arguments))
-            except InvalidArguments as e:
-                call.refusal = call.failed("invalid_arguments", f"Invalid arguments, the tool was not run: {e}")
+            call.prepare(agent.by_name, request.arguments, cut=cut)
 
     async def run(self) -> list[ModelToolResult]:
         """Run what is not done yet. The last completion may still be deferred when this returns.
@@ -142,6 +111,7 @@ class ToolRound:
             Stopped: an outcome is unknown and no policy settles it.
             Parked: calls wait for somebody's permission; all others are done.
             PermissionFailed: the permission port failed.
+            ToolMisconfigured: a tool cannot be run as it is set up; the others of the round have run.
             Moved: another worker has changed the log.
             TurnCheckpointBusy: another worker is at one of the slots.
         """
@@ -168,7 +138,7 @@ class ToolRound:
             raise Paused(self._paused[0][1], [index for index, _ in self._paused])
         return [result for result in self._results if result is not None]
 
-    async def _permitted(self, call: _Call) -> bool:
+    async def _permitted(self, call: PreparedCall) -> bool:
         """Whether a call may be gone on with: to run, or, where it was denied, to be refused. False: nobody has decided."""
         if self._desk is None or call.refusal is not None or self._slots[call.slot_index] is not None:
             return True
@@ -209,14 +179,14 @@ class ToolRound:
         if doubtful:
             raise Stopped(doubtful)
 
-    def _slot(self, call: _Call) -> Slot:
+    def _slot(self, call: PreparedCall) -> Slot:
         round_ = self._journal.state.round
         slot = round_.slots[call.slot_index] if round_ is not None and round_.index == self._round else None
         if slot is None:
             raise Moved
         return slot
 
-    async def _settle(self, call: _Call, slot: Slot) -> bool:
+    async def _settle(self, call: PreparedCall, slot: Slot) -> bool:
         """Find out about an ambiguous slot by its tool's policy. Whether there is an answer now."""
         tool = call.tool
         found: Any = None
@@ -244,7 +214,7 @@ class ToolRound:
         return True
 
     async def _resolve(
-        self, call: _Call, slot: Slot, resolution: Resolution, who: str, why: str, result: ModelToolResult | None
+        self, call: PreparedCall, slot: Slot, resolution: Resolution, who: str, why: str, result: ModelToolResult | None
     ) -> None:
         kept, frame = (None, None) if result is None else self._kept(call, result)
         settle = c.ResolveTool(self._round, call.slot_index, resolution, who, why, frame)
@@ -259,7 +229,7 @@ class ToolRound:
 
     # --- running ---------------------------------------------------------------------------------------------
 
-    def _claim_command(self, call: _Call, *, repeat: bool = False) -> c.ClaimTool:
+    def _claim_command(self, call: PreparedCall, *, repeat: bool = False) -> c.ClaimTool:
         tool = call.tool
         return c.ClaimTool(
             self._round,
@@ -275,7 +245,7 @@ class ToolRound:
             call.refusal is not None,
         )
 
-    def _own_commands(self, call: _Call) -> list[c.Command]:
+    def _own_commands(self, call: PreparedCall) -> list[c.Command]:
         """What takes the slot: behind it, its effect may run; or it is done, where the call is refused."""
         if call.refusal is None:
             return [self._claim_command(call)]
@@ -285,10 +255,10 @@ class ToolRound:
         # Nothing runs, so an ambiguous call of an earlier round is not repeated by it.
         return [self._claim_command(call, repeat=True), self._complete(call, fence, frame)]
 
-    def _complete(self, call: _Call, fence: int, frame: bytes) -> c.CompleteTool:
+    def _complete(self, call: PreparedCall, fence: int, frame: bytes) -> c.CompleteTool:
         return c.CompleteTool(self._round, call.slot_index, self._journal.owner, fence, frame)
 
-    def _kept(self, call: _Call, result: ModelToolResult) -> tuple[ModelToolResult, bytes]:
+    def _kept(self, call: PreparedCall, result: ModelToolResult) -> tuple[ModelToolResult, bytes]:
         """The result as it is kept, and its frame. It is what the model is shown, in this run as behind any restart."""
         where = f"result of {call.call.tool_name} (round {self._round} slot {call.slot_index})"
         try:
@@ -300,11 +270,11 @@ class ToolRound:
             stand_in = call.result(result.outcome, f"The call was made, but its result cannot be kept: {e}", kind)
             return kept_result(stand_in, where)
 
-    async def _claim(self, call: _Call) -> SlotAnswer:
+    async def _claim(self, call: PreparedCall) -> SlotAnswer:
         (answer,) = await self._journal.ask(self._claim_command(call))
         return self._checked(call, answer)
 
-    def _checked(self, call: _Call, *answers: SlotAnswer | None) -> SlotAnswer:
+    def _checked(self, call: PreparedCall, *answers: SlotAnswer | None) -> SlotAnswer:
         """The last answer to the commands of a slot, where this run can go on from it."""
         answer = next((answer for answer in reversed(answers) if answer is not None), None)
         if answer is None:
@@ -316,14 +286,14 @@ class ToolRound:
             return answer
         raise Moved
 
-    async def _run_together(self, calls: list[_Call]) -> None:
+    async def _run_together(self, calls: list[PreparedCall]) -> None:
         transactional = [call for call in calls if call.tool is not None and call.tool.policy is Policy.TRANSACTIONAL]
         together = [call for call in calls if call not in transactional]
         begun, problem = await self._begin_together(together) if together else ([], None)
         self._running = len(begun)
         problems: list[Exception] = []
 
-        async def run(call: _Call) -> None:
+        async def run(call: PreparedCall) -> None:
             # What goes wrong with one call must neither cancel its siblings nor come out wrapped in a group.
             try:
                 await self._run_begun(call)
@@ -344,11 +314,11 @@ class ToolRound:
             raise problem
         await self._stop_if_in_doubt(begun)
 
-    async def _begin_together(self, calls: list[_Call]) -> tuple[list[_Call], Exception | None]:
+    async def _begin_together(self, calls: list[PreparedCall]) -> tuple[list[PreparedCall], Exception | None]:
         """Take all slots in one append: those whose effects may run now, and what stands in the way of the others."""
         commands = [self._own_commands(call) for call in calls]
         answers = iter(await self._journal.ask(*(command for own in commands for command in own)))
-        begun: list[_Call] = []
+        begun: list[PreparedCall] = []
         problem: Exception | None = None
         for call, own in zip(calls, commands, strict=True):
             try:
@@ -359,7 +329,7 @@ class ToolRound:
                 problem = problem or e
         return begun, problem
 
-    async def _run_one(self, call: _Call) -> None:
+    async def _run_one(self, call: PreparedCall) -> None:
         if call.tool is not None and call.refusal is None and call.tool.policy is Policy.TRANSACTIONAL:
             await self._run_transactional(call)
             return
@@ -371,7 +341,7 @@ class ToolRound:
         elif self._results[call.slot_index] is None:
             await self._run_one(call)  # refused now: an equal call is in doubt
 
-    def _begun(self, call: _Call, answer: SlotAnswer) -> None:
+    def _begun(self, call: PreparedCall, answer: SlotAnswer) -> None:
         """Take note of a claim's answer: a fence to run under, a result, or a reason to stop."""
         if answer.action is ToolCallAction.BEGUN:
             call.fence = answer.fence
@@ -383,10 +353,10 @@ class ToolRound:
         else:
             raise Stopped([call.slot_index])
 
-    def _abandon(self, call: _Call) -> c.AbandonTool:
+    def _abandon(self, call: PreparedCall) -> c.AbandonTool:
         return c.AbandonTool(self._round, call.slot_index, self._journal.owner, call.fence)
 
-    async def _run_begun(self, call: _Call) -> None:
+    async def _run_begun(self, call: PreparedCall) -> None:
         """Run a call whose barrier is crossed, and write what came of it. The last one's completion may wait."""
         tool = call.tool
         assert tool is not None
@@ -404,8 +374,11 @@ class ToolRound:
                 return
             kind = classify(error, tool.refusals)
             if kind == "refused":
-                text = str(error) or type(error).__name__
-                result = call.failed(error.kind if isinstance(error, EffectRefused) else "tool_error", text)
+                if isinstance(error, PortError) and error.configuration_error:
+                    self._running -= 1
+                    await self._journal.ask(self._abandon(call))
+                    raise ToolMisconfigured(tool.name, error)
+                result = call.refused(error)
                 break
             if kind == "unknown" and not tool.replayable:
                 await self._doubt(call, f"{type(error).__name__}: {error}")
@@ -429,7 +402,7 @@ class ToolRound:
         if self._running:
             await self._journal.flush()
 
-    async def _attempt(self, call: _Call, tool: Tool) -> tuple[ModelToolResult | None, Exception | None]:
+    async def _attempt(self, call: PreparedCall, tool: Tool) -> tuple[ModelToolResult | None, Exception | None]:
         """Run the function once: its result, or what it raised, or neither where the slot was lost meanwhile."""
         context = self._context(call, call.fence)
         where = f"turn {context.turn_id!r} round {self._round} slot {call.slot_index} ({tool.name})"
@@ -467,14 +440,14 @@ class ToolRound:
                         # Cancelled at the barrier, or while it waited for a thread: nothing ran, the slot is given back.
                         await self._journal.ask(self._abandon(call))
                     raise
-                return call.result(Outcome.SUCCESS, output), None
+                return call.returned(output)
         return None, None
 
-    async def _doubt(self, call: _Call, reason: str) -> None:
+    async def _doubt(self, call: PreparedCall, reason: str) -> None:
         self._running -= 1
         await self._journal.ask(c.DoubtTool(self._round, call.slot_index, self._journal.owner, call.fence, reason))
 
-    async def _stop_if_in_doubt(self, calls: list[_Call]) -> None:
+    async def _stop_if_in_doubt(self, calls: list[PreparedCall]) -> None:
         paused = [index for index, _ in self._paused]
         open_slots = [
             call.slot_index
@@ -486,7 +459,7 @@ class ToolRound:
             await self._journal.flush()
             raise Moved
 
-    def _context(self, call: _Call, fence: int, transaction: Any = None) -> ToolContext:
+    def _context(self, call: PreparedCall, fence: int, transaction: Any = None) -> ToolContext:
         return ToolContext(
             operation_id=self._journal.turn.operation_id(self._round, call.slot_index),
             turn_id=self._journal.turn.trace_id,
@@ -498,7 +471,7 @@ class ToolRound:
             delegate=self._delegate,
         )
 
-    async def _run_transactional(self, call: _Call) -> None:
+    async def _run_transactional(self, call: PreparedCall) -> None:
         tool = call.tool
         assert tool is not None
         slot = self._slots[call.slot_index]
@@ -509,7 +482,11 @@ class ToolRound:
         def effect(transaction: Any) -> ModelToolResult:
             context = self._context(call, fence, transaction)
             try:
-                return call.result(Outcome.SUCCESS, tool.call(call.arguments, context))
+                result, error = call.returned(tool.call(call.arguments, context))
+                if error is not None:
+                    raise error
+                assert result is not None
+                return result
             except Exception as e:
                 raised.append(e)
                 raise
@@ -526,9 +503,10 @@ class ToolRound:
         except Exception as e:
             if e not in raised:
                 raise  # the store's trouble, not the tool's
+            if isinstance(e, PortError) and e.configuration_error:
+                raise ToolMisconfigured(tool.name, e) from e
             # Rolled back with its transaction: it surely did not happen.
-            kind = e.kind if isinstance(e, EffectRefused) else "tool_error"
-            call.refusal = call.failed(kind, f"{e}" or type(e).__name__)
+            call.refusal = call.refused(e)
             await self._run_one(call)
             return
         if isinstance(done, ModelToolResult):
