@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from turnkeeper.keeper import open_store
 from turnkeeper.log.store import Store
+from turnkeeper.stores.opening import open_store
 
 
 class Floor(ABC):

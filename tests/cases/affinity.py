@@ -15,8 +15,8 @@ from typing import Any, Final
 import pytest
 
 from turnkeeper.errors import StoreUnsuitable
-from turnkeeper.keeper import open_store
 from turnkeeper.log.store import Store, as_store
+from turnkeeper.stores.opening import open_store
 from turnkeeper.turn_checkpoint import TurnCheckpointSession
 
 TURNS: Final = 100

@@ -16,7 +16,7 @@ from tests.cases.affinity import TURNS, WORKERS
 from tests.conformance.support import listed
 from tests.servers.postgres import Server
 from tests.servers.redis import RedisCluster, RedisServer
-from turnkeeper.keeper import open_store
+from turnkeeper.stores.opening import open_store
 from turnkeeper.turn_checkpoint import TurnPhase
 
 pytestmark = pytest.mark.anyio

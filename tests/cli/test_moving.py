@@ -8,9 +8,9 @@ import pytest
 
 from tests.cli.command import turnkeeper
 from turnkeeper import Agent, Keeper, ScriptedModel
-from turnkeeper.keeper import open_store
 from turnkeeper.log.record import NOWHERE, Head, Position
 from turnkeeper.moving import CopyFailed, copy_logs, digest
+from turnkeeper.stores.opening import open_store
 from turnkeeper.stores.sqlite import SqliteStore
 
 

@@ -22,9 +22,9 @@ from tests.conformance.support import ClockedStore, listed
 from tests.servers.postgres import Server
 from tests.servers.redis import RedisCluster, RedisServer
 from turnkeeper.errors import TurnCheckpointError, TurnkeeperError
-from turnkeeper.keeper import open_store
 from turnkeeper.log import values
 from turnkeeper.log.record import HeadQuery
+from turnkeeper.stores.opening import open_store
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide

@@ -29,10 +29,10 @@ from turnkeeper.engine.stored import stored_messages
 from turnkeeper.engine.tools import Policy, Tool
 from turnkeeper.engine.transcript import check_pairs
 from turnkeeper.engine.wire import to_builtins
-from turnkeeper.keeper import open_store
 from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, Position
 from turnkeeper.log.store import Store
 from turnkeeper.models.scripted import calls, text
+from turnkeeper.stores.opening import open_store
 from turnkeeper.turn import records as r
 from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.history import TurnHistory

@@ -15,8 +15,8 @@ import pytest
 from tests.conformance.support import append, whole
 from tests.servers.postgres import PASSWORD, Server, free_port
 from turnkeeper import errors
-from turnkeeper.keeper import open_store
 from turnkeeper.log.record import Position
+from turnkeeper.stores.opening import open_store
 from turnkeeper.stores.postgres import PostgresStore, schema
 from turnkeeper.stores.postgres.address import parse
 

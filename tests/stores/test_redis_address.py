@@ -19,8 +19,8 @@ from tests.conformance.support import append, listed, whole
 from tests.servers.redis import RedisCluster as Cluster
 from tests.servers.redis import RedisServer
 from turnkeeper.errors import InvalidInput, UnknownStoreUrl
-from turnkeeper.keeper import open_store
 from turnkeeper.log.store import as_store
+from turnkeeper.stores.opening import open_store
 from turnkeeper.stores.redis import RedisLifecycle, RedisStore
 from turnkeeper.stores.redis.settings import Address, of_client, parse
 from turnkeeper.turn.identity import trace_hash

@@ -17,9 +17,9 @@ from tests.conformance.support import HEAD, append, bodies, whole
 from tests.conformance.tally import adding, tally_log
 from tests.servers.redis import RedisCluster, RedisServer, server, wait_until
 from turnkeeper import errors
-from turnkeeper.keeper import open_store
 from turnkeeper.log.record import NOWHERE, Appended
 from turnkeeper.log.store import Promise
+from turnkeeper.stores.opening import open_store
 from turnkeeper.stores.redis import RedisStore
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,9 @@ from rich.table import Table
 
 from turnkeeper.cli.durations import seconds_of
 from turnkeeper.cli.output import moment_iso, print_json, size
-from turnkeeper.keeper import Keeper, migrate_store, open_store
+from turnkeeper.keeper import Keeper
 from turnkeeper.moving import copy_logs
+from turnkeeper.stores.opening import migrate_store, open_store
 
 
 async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool) -> int:

@@ -20,7 +20,8 @@ from turnkeeper.cli.demo.agent import Stage
 from turnkeeper.cli.demo.boundaries import ANY, BoundaryStore
 from turnkeeper.cli.demo.conversations import Turn, load, turns
 from turnkeeper.cli.demo.ledger import Ledger
-from turnkeeper.keeper import Keeper, open_store
+from turnkeeper.keeper import Keeper
+from turnkeeper.stores.opening import open_store
 
 
 class Orders(msgspec.Struct, frozen=True):
