@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from turnkeeper.conversation.channel import NotSent, Refused, Sent, SendOutcome, Unknown
+from turnkeeper.conversation.channel import NotSent, Refused, SendOutcome, Sent, Unknown
 from turnkeeper.conversation.message import Content
 from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp
 

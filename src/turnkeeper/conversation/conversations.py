@@ -120,12 +120,13 @@ class Conversations:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         """Hand over: what is under way stops at its next barrier and is put back, for another replica to go on with."""
         assert self._tasks is not None
         self._stopping = True
         self._tasks.cancel_scope.cancel()
-        return await self._tasks.__aexit__(kind, error, trace)
+        # What the block has raised goes on as it is: nothing of it is this group's.
+        await self._tasks.__aexit__(None, None, None)
 
     # --- taking messages -------------------------------------------------------------------------------------
 
