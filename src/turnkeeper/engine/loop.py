@@ -30,7 +30,7 @@ from turnkeeper.engine.rounds import Moved, Paused, Stopped, ToolMisconfigured, 
 from turnkeeper.engine.starting import bounded_by, start_of
 from turnkeeper.engine.tools import ToolContext
 from turnkeeper.engine.transcript import assistant_messages, check_pairs
-from turnkeeper.engine.usage import NOTHING, added, usage_of
+from turnkeeper.engine.usage import NOTHING, Meter, added, usage_of
 from turnkeeper.engine.wire import (
     InvocationUsage,
     Message,
@@ -116,6 +116,7 @@ class TurnRun:
         self._known: tuple[Transcript | None, list[Message]] = (None, [])
         self._models = ModelCalls(self._journal, self._leases, agent)
         self._response: Decided | None = None
+        self._meter = Meter()
         self._used_below = NOTHING
         self._emitter = None if durability is None else Emitter(turn, durability)
 
@@ -383,7 +384,7 @@ class TurnRun:
 
     def _used(self) -> InvocationUsage:
         """Tokens of the turn, and of the runs that it delegated in this process."""
-        return added(usage_of(self._journal.state, self._journal.identity), self._used_below)
+        return added(self._meter.read(self._journal.state, self._journal.identity), self._used_below)
 
     async def _delegated(self, agent: Agent, messages: Sequence[Any], context: ToolContext) -> DelegatedResult:
         """Run an agent below a tool call: see `subagent`."""

@@ -9,7 +9,7 @@ from turnkeeper.engine.identity import RunIdentity
 from turnkeeper.engine.stored import stored_response
 from turnkeeper.engine.wire import EngineCheckpoint, InvocationUsage
 from turnkeeper.errors import InvalidInput
-from turnkeeper.turn.state import TurnState, rounds_of
+from turnkeeper.turn.state import Round, TurnState
 
 NOTHING = InvocationUsage(input_tokens=0, output_tokens=0, total_tokens=0)
 
@@ -31,18 +31,38 @@ def was_held(state: TurnState, begun_with: EngineCheckpoint) -> bool:
     return state.first_round == begun_with.iteration and not undecided
 
 
-def usage_of(state: TurnState, identity: RunIdentity) -> InvocationUsage:
-    """What the turn's decisions took, with what is known from before it was imported.
+class Meter:
+    """Adds up what a turn's decisions took. A decision is read once, however often it is asked for: they do not change."""
 
-    A call whose answer died with its process, or was not the first for its round, is in nobody's log, so it is not counted.
-    """
-    total = added(NOTHING, identity.usage_before)
-    counted = (
-        identity.begun_with is not None and identity.usage_before is not None and was_held(state, identity.begun_with)
-    )
-    for round_ in rounds_of(state)[counted:]:
-        total = added(total, stored_response(round_).usage)
-    return total
+    def __init__(self) -> None:
+        self._total = NOTHING
+        self._counted: tuple[int, bytes] | None = None
+        """The last decision that is in the total: its round, and what it is known by."""
+
+    def read(self, state: TurnState, identity: RunIdentity) -> InvocationUsage:
+        """What they took so far, with what is known from before the turn was imported.
+
+        A call whose answer died with its process, or was not the first for its round, is in nobody's log, so it is not counted.
+        """
+        fresh: list[Round] = []
+        round_ = state.round
+        while round_ is not None and (round_.index, round_.response) != self._counted:
+            fresh.append(round_)
+            round_ = round_.previous
+        if round_ is None:  # from the beginning: also where the log is another one than before
+            self._total = added(NOTHING, identity.usage_before)
+            began = identity.begun_with
+            if fresh and began is not None and identity.usage_before is not None and was_held(state, began):
+                fresh.pop()  # it is in there
+        for one in reversed(fresh):
+            self._total = added(self._total, stored_response(one).usage)
+        self._counted = None if state.round is None else (state.round.index, state.round.response)
+        return self._total
+
+
+def usage_of(state: TurnState, identity: RunIdentity) -> InvocationUsage:
+    """What the turn's decisions took: see `Meter`, which is for who asks again and again."""
+    return Meter().read(state, identity)
 
 
 @dataclass(frozen=True)
