@@ -456,7 +456,7 @@ async def test_validator_that_raises_is_a_failing_step(store: SqliteStore) -> No
     @flow.step
     async def only(c: FlowContext) -> None:
         def broken(message: Message) -> str:
-            return {}[message.text]
+            raise KeyError(message.text)
 
         await c.ask("Name?", validate=broken)
 

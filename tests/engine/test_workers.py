@@ -157,21 +157,20 @@ async def test_who_waits_takes_over_when_the_other_is_dead(
     keeper: Keeper, store: ClockedStore, outcome: str, *, replay_safe: bool
 ) -> None:
     ledger = Ledger()
-    begun = anyio.Event()
+
+    class Died(BaseException):
+        """The process is gone: unlike a cancelled run it gives nothing back."""
 
     @tool(replay_safe=replay_safe)
     async def act(context: ToolContext) -> str:
         ledger.write(context)
         if context.fence == 1:
-            begun.set()
-            await anyio.sleep_forever()
+            raise Died
         return "acted"
 
     agent = Agent(asks_once(("act", "")), [act])
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: keeper.run(agent, "go", turn_id="t"))
-        await begun.wait()
-        tasks.cancel_scope.cancel()
+    with pytest.raises(BaseExceptionGroup):
+        await keeper.run(agent, "go", turn_id="t")
     results: list[TurnResult] = []
 
     async def wait() -> None:
@@ -186,6 +185,29 @@ async def test_who_waits_takes_over_when_the_other_is_dead(
     assert results[0].status == outcome
     assert len(ledger.effects) == (2 if replay_safe else 1)
     assert len(set(ledger.effects)) == 1
+
+
+async def test_a_cancelled_call_that_may_run_again_is_given_back(keeper: Keeper) -> None:
+    """Whoever goes on with the turn need not wait for the end of a lease."""
+    begun = anyio.Event()
+    fences: list[int] = []
+
+    @tool(replay_safe=True)
+    async def act(context: ToolContext) -> str:
+        fences.append(context.fence)
+        if context.fence == 1:
+            begun.set()
+            await anyio.sleep_forever()
+        return "acted"
+
+    agent = Agent(asks_once(("act", "")), [act])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: keeper.run(agent, "go", turn_id="t"))
+        await begun.wait()
+        tasks.cancel_scope.cancel()
+    result = await keeper.run(agent, "go", turn_id="t", wait=False)
+    assert result.status == "success"
+    assert fences == [1, 2]
 
 
 async def test_a_call_that_is_not_run_here_waits_for_the_worker_that_runs_it(keeper: Keeper) -> None:

@@ -436,8 +436,9 @@ class ToolRound:
                 except Exception as e:
                     return None, e
                 except anyio.get_cancelled_exc_class():
-                    if not started and not context.lost:
-                        # Cancelled at the barrier, or while it waited for a thread: nothing ran, the slot is given back.
+                    if (not started or tool.replayable) and not context.lost:
+                        # Cancelled at the barrier, or while it waited for a thread: nothing ran. Or it may run again anyway:
+                        # the slot is given back, so that nobody waits for the end of its lease.
                         await self._journal.ask(self._abandon(call))
                     raise
                 return call.returned(output)
