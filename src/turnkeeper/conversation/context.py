@@ -139,7 +139,7 @@ class FlowContext:
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
 
     async def remind(self, name: str, content: str | Content, *, after: float) -> None:
-        """Send a message `after` seconds, whatever the flow is at by then. The same name again puts it off."""
+        """Send a message `after` seconds from now, whatever the flow is at by then, once. The same name again puts it off."""
         await self._run.remind(name, as_content(content), after)
 
     async def forget(self, name: str) -> None:

@@ -386,13 +386,27 @@ class StepRun:
         timer = f"reminder:{values.identifier(name, 'name', longest=128)}"
         sent = Message(event_id=timer, kind="timer", data={"content": values.thaw(frame)})
         self.acted = True
-        await self._pen.write(
-            c.SetTimer(self._pen.owner, self._pen.fence, timer, keep_message(sent), self.at + round(after * 1000))
-        )
+        set_ = c.SetTimer(self._pen.owner, self._pen.fence, timer, keep_message(sent), after_ms=round(after * 1000))
+        await self._once_each(timer, set_)
 
     async def forget(self, name: str) -> None:
         """See `FlowContext.forget`."""
-        await self._pen.write(c.CancelTimer(self._pen.owner, self._pen.fence, f"reminder:{name}"))
+        timer = f"reminder:{name}"
+        await self._once_each(timer, c.CancelTimer(self._pen.owner, self._pen.fence, timer))
+
+    async def _once_each(self, timer: str, command: c.Command) -> None:
+        """Write what sets or cancels a reminder, unless this visit of the step has done so before: it may have fired since,
+        and a later call may have changed it."""
+        marks: list[c.Command] = []
+        if self._row is not None and self._aside is None:
+            mark = f"\0{timer}:{self._names[timer]}"  # no name that `once` takes
+            self._names[timer] += 1
+            if mark in self._row.kept:
+                return
+            nothing = values.freeze(None)
+            self._row = replace(self._row, kept={**self._row.kept, mark: nothing})
+            marks.append(c.KeepValue(self._pen.owner, self._pen.fence, mark, nothing))
+        await self._pen.write(*marks, command)
 
     async def send_reminder(self) -> None:
         """A reminder's time has come."""
