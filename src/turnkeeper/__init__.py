@@ -9,6 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from turnkeeper.channels.console import run_console
+    from turnkeeper.conversation.context import FlowContext, Reject, TimedOut
+    from turnkeeper.conversation.conversations import Conversations
+    from turnkeeper.conversation.flow import END, Flow
+    from turnkeeper.conversation.message import Button, Content
     from turnkeeper.engine.delegation import subagent
     from turnkeeper.engine.host import Host
     from turnkeeper.engine.loop import TurnResult
@@ -33,6 +38,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "channels.console": ("run_console",),
+    "conversation.context": ("FlowContext", "Reject", "TimedOut"),
+    "conversation.conversations": ("Conversations",),
+    "conversation.flow": ("END", "Flow"),
+    "conversation.message": ("Button", "Content"),
     "engine.delegation": ("subagent",),
     "engine.host": ("Host",),
     "engine.loop": ("TurnResult",),
@@ -50,12 +60,18 @@ _HOMES = {
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [  # as grouped above
+    "END",
     "Agent",
     "AnswerCut",
     "ApprovalPending",
     "Budget",
+    "Button",
+    "Content",
+    "Conversations",
     "DidNotHappen",
     "EffectRefused",
+    "Flow",
+    "FlowContext",
     "Happened",
     "Host",
     "HumanApproval",
@@ -69,17 +85,20 @@ __all__ = [  # as grouped above
     "NotSent",
     "OutcomeUnknown",
     "OwnershipLost",
+    "Reject",
     "Reply",
     "ReplyPort",
     "ScriptedModel",
     "StillUnknown",
     "StoreError",
     "TextPart",
+    "TimedOut",
     "Tool",
     "ToolContext",
     "TurnCheckpointSession",
     "TurnResult",
     "TurnkeeperError",
+    "run_console",
     "subagent",
     "tool",
 ]

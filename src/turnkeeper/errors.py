@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 
 class TurnkeeperError(RuntimeError):
     """Base class of every error that Turnkeeper raises on purpose."""
@@ -325,3 +327,22 @@ class FlowUnknown(ConversationError):
         self.conversation_id = conversation_id
         self.flow = flow
         self.version = version
+
+
+# --- channels ------------------------------------------------------------------------------------------------
+
+
+class TranscriptError(TurnkeeperError):
+    """A console's transcript cannot be used, or a line could not be written to it.
+
+    Attributes:
+        path: the file.
+        reason: what is wrong.
+        applied: False where nothing was changed; None where a part of a line may stand there.
+    """
+
+    def __init__(self, path: str, reason: str, *, applied: Literal[False] | None = False) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+        self.applied = applied

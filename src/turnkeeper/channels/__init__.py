@@ -1,0 +1,1 @@
+"""Channels: how messages of conversations come in and go out (flows.md, Channels)."""
