@@ -131,8 +131,8 @@ class Caller:
         told = self._told(error)
         if any(classify(one) == "not sent" for one in _causes(error)) or "ProxyError" in names:
             return ModelUnavailable(self.provider, told)
-        if names & _UNUSABLE_ADDRESS:
-            return ModelRefused(self.provider, told)
+        if names & _UNUSABLE_ADDRESS or (isinstance(error, TypeError) and phase == "request_dispatch"):
+            return ModelRefused(self.provider, told)  # as the SDKs say that they have no key
         if names & _TRANSPORT or isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
             return AnswerLost(self.provider, told, phase)
         if "APIError" in names:
@@ -147,7 +147,7 @@ class Caller:
         told = self.clean(told or f"{code or 'error'}: {error.get('message')}")
         kinds = {error.get("code"), error.get("type")}
         kind = ModelRefused if kinds & _REFUSALS else ModelUnavailable
-        return kind(self.provider, told, code=code, **known)
+        return kind(self.provider, told, **{**known, "code": code})
 
     def unreadable(self, why: str, **known: Any) -> AnswerLost:
         """An answer that is there, and is none that this port knows (2.17)."""
