@@ -36,10 +36,13 @@ class Model:
     def __init__(self) -> None:
         self.asked: list[list[Any]] = []
         self.calls = 0
+        self.again = anyio.Event()
 
     async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
         """Answer."""
         self.calls += 1
+        if self.calls == 2:
+            self.again.set()
         shown = [chat_form(message) for message in request.messages]
         self.asked.append(shown)
         if not any(message["role"] == "tool" for message in shown):
@@ -81,8 +84,7 @@ async def two_messages(
             if release:
                 gate.set()
             else:
-                while model.calls < 2:
-                    await anyio.sleep(0.01)
+                await model.again.wait()
                 gate.set()
         await person.bot.process("c")
     state = await state_of(store)
@@ -122,6 +124,7 @@ async def test_cancel_waits_where_an_effect_was_begun(store: Store) -> None:
 
 async def test_steered_message_of_a_turn_that_did_not_see_it_is_handled_by_itself(store: Store) -> None:
     """It was handed to a turn that failed before it was shown: never a loss."""
+
     class Failing:
         async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
             if request.round_index == 0:
@@ -156,10 +159,9 @@ async def test_stopping_puts_back_what_is_under_way(store: Store) -> None:
     """R1, F6: on a graceful stop another replica goes on at once, and not when a lease has ended."""
     gate, entered, model, platform = anyio.Event(), anyio.Event(), Model(), Platform()
     flow = talking("queue", gate, entered, model, effect=False)
-    async with anyio.create_task_group() as tasks:
-        async with replica(store, flow, platform) as person:
-            tasks.start_soon(_says, person, "one")
-            await entered.wait()
+    async with anyio.create_task_group() as tasks, replica(store, flow, platform) as person:
+        tasks.start_soon(_says, person, "one")
+        await entered.wait()
     state = await state_of(store)
     assert (state.owner, len(state.inbound)) == ("", 1)
     assert state.inbound[0].attempts == 0
