@@ -14,8 +14,10 @@ Not here: a cancellation inside a policy (16).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import anyio
 import pytest
 from msgspec.structs import replace
 
@@ -32,15 +34,22 @@ from tests.contract.host import (
     asked,
 )
 from tests.engine.support import records_of, until
-from turnkeeper import Agent, EffectRefused, Keeper, OutcomeUnknown, Reply, ReplyPort
+from turnkeeper import Agent, EffectRefused, Keeper, Message, OutcomeUnknown, Reply, ReplyPort, TextPart
 from turnkeeper.engine.documents import to_tree
 from turnkeeper.engine.emission import DurabilityFailed
+from turnkeeper.engine.host import Host
+from turnkeeper.engine.usage import Budget
 from turnkeeper.engine.wire import (
     DelegatedStateReference,
     EngineCheckpoint,
     EngineEvent,
+    FinalOutputPolicyRequest,
+    FinalOutputPolicyResult,
+    HostPolicyRequest,
+    HostPolicyResult,
     InvocationContextState,
     Portability,
+    Role,
 )
 from turnkeeper.errors import TurnCheckpointConflict, TurnCheckpointError
 from turnkeeper.stores.sqlite import SqliteStore
@@ -281,3 +290,69 @@ async def test_a_long_send_is_told_once(keeper: Keeper) -> None:
     agent = agent_of(DONE, lease_seconds=0.6)
     assert (await keeper.run(agent, "hi", turn_id="t", reply=ReplyPort(send))).status == "success"
     assert told(await keeper.events("t"))[-3:] == ["turn_committed", "post_commit_started", "post_commit_completed"]
+
+
+# --- lives of a run ---------------------------------------------------------------------------------------------
+
+
+async def test_each_life_that_ends_otherwise_has_begun(keeper: Keeper) -> None:
+    """2.5: `turn_started` comes before the terminal event also where nothing else was written in between."""
+    durability = CountingDurability()
+    for agent in (agent_of(*[ConnectionError("503")] * 3), agent_of(budget=Budget(max_tokens=0))):
+        await keeper.run(agent, "hi", turn_id="t", durability=durability)
+    assert durability.kinds[-3:] == ["turn_failed", "turn_started", "turn_failed"]
+    assert durability.events[-1]["payload"]["output"]["errorKind"] == "budget_exhausted"
+
+
+async def test_a_life_that_finds_a_model_call_in_doubt_has_begun(keeper: Keeper) -> None:
+    """2.7: whoever takes the turn over says so before he says what became of the call."""
+
+    class Dies:
+        async def invoke(self, request: Any) -> Any:
+            asked.set()
+            await anyio.sleep_forever()
+
+    asked, before = anyio.Event(), 0
+    dead = Agent(Dies(), unknown_model="reconcile")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(keeper.run, dead, "hi", turn_id="t"))
+        await asked.wait()
+        assert isinstance(keeper.store, SqliteStore)
+        await keeper.store.advance_clock(LEASE_MS)
+        result = await keeper.run(agent_of(DONE, unknown_model="reconcile"), "hi", turn_id="t")
+        assert result.error_kind == "model_outcome_unknown"
+        before = await tail_of(keeper)
+        tasks.cancel_scope.cancel()
+    history = await keeper.events("t", at=before)
+    assert told(history) == [
+        "turn_started",
+        "context_prepared",
+        "model_invocation_started",
+        "turn_started",
+        "model_invocation_failed",
+        "model_reconciliation_required",
+        "checkpoint_created",
+        "turn_reconciliation_required",
+    ]
+
+
+async def test_a_policy_names_the_call_that_it_is_for(keeper: Keeper) -> None:
+    """2.3 (3): in every round the id of the call that follows; in the checkpoint, no call is the active one."""
+
+    class Adds:
+        async def before_model(self, request: HostPolicyRequest) -> HostPolicyResult:
+            note = Message(role=Role.USER, parts=[TextPart(value=f"note {request.iteration}")])
+            return HostPolicyResult(messages=[*request.messages, note], stable_prefix_messages=0)
+
+        async def before_commit(self, request: FinalOutputPolicyRequest) -> FinalOutputPolicyResult:
+            return FinalOutputPolicyResult(output=request.output)
+
+    durability = Durability()
+    agent = agent_of(BOTH, ONE, DONE, host=Host(policy=Adds()))
+    assert (await keeper.run(agent, "hi", turn_id="t", durability=durability)).status == "success"
+    named = [(e["kind"], e["invocationId"]) for e in durability.events if "invocationId" in e]
+    started = [invocation for kind, invocation in named if kind == "model_invocation_started"]
+    assert [invocation for kind, invocation in named if kind == "policy_applied"] == started
+    assert len(set(started)) == 3
+    applied = [one for one in durability.checkpoints if one["policyAppliedForIteration"]]
+    assert [one.get("activeInvocationId") for one in applied] == [None] * 3

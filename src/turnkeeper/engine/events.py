@@ -34,6 +34,7 @@ from turnkeeper.engine.wire import (
 )
 from turnkeeper.log import values
 from turnkeeper.turn import records as r
+from turnkeeper.turn.decide import model_invocation_id
 from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.history import Entry
 from turnkeeper.turn.identity import derived_id
@@ -46,6 +47,16 @@ _STOPS: Final = {
     EngineTurnStatus.CANCELLED.value: _Kind.TURN_CANCELLED,
     EngineTurnStatus.RECONCILIATION_REQUIRED.value: _Kind.TURN_RECONCILIATION_REQUIRED,
 }
+_OWNED: Final = (
+    r.ModelStarted,
+    r.ModelFailed,
+    r.ToolClaimed,
+    r.ToolBegun,
+    r.ToolAmbiguous,
+    r.DeliveryClaimed,
+    r.RunStopped,
+)
+"""Records that say in whose name they were written."""
 _ALLOWED: Final = to_builtins(EnginePermissionDecision(approved=True, reason="allow_all"))
 """The decision where the host has no say: it is asked for nothing and told all the same (1.16)."""
 
@@ -165,7 +176,9 @@ class Projection:
         if isinstance(record, r.Started):
             self._begin()
             return self._writes
-        if not isinstance(record, r.RunStopped):
+        if not (
+            isinstance(record, r.RunStopped) and self._committed
+        ):  # 2.1, 10: behind a commit, nothing more is told of it
             self._resume(record, before)
         match record:
             case r.ModelStarted():
@@ -241,9 +254,7 @@ class Projection:
 
     def _resume(self, record: r.AnyRecord, before: TurnState) -> None:
         """A life of the run begins: the one before said that it stopped, or is silent and another owner goes on."""
-        owner: str | None = None
-        if isinstance(record, r.ModelStarted | r.ToolClaimed | r.ToolBegun | r.DeliveryClaimed) and before.model_calls:
-            owner = record.owner
+        owner = record.owner or None if isinstance(record, _OWNED) and before.model_calls else None
         taken_over = self._owner is not None and owner not in (None, self._owner)
         if not self._running or taken_over:
             between = before.phase is TurnPhase.ROUND_COMMITTED
@@ -300,7 +311,9 @@ class Projection:
             messages = [to_builtins(message) for message in canonical_messages(state)]
             return {"messages": messages, "stablePrefixMessages": record.stable_prefix, "metadata": metadata}
 
-        self._checkpointed(self._plan(_Kind.POLICY_APPLIED, payload))
+        # 2.3 (3): the call that comes next has its id already, and is not the active one before its context is prepared.
+        self._invocation = model_invocation_id(state, record.round_index)
+        self._checkpointed(self._plan(_Kind.POLICY_APPLIED, payload), active=False)
 
     def _model_failed(self, record: r.ModelFailed) -> None:
         attempt, most = self._attempt, self.identity.max_model_attempts
@@ -485,13 +498,18 @@ class Projection:
     ) -> None:
         self._write([self._plan(kind, payload, invoked=invoked, placed=placed)])
 
-    def _checkpointed(self, *planned: _Planned) -> None:
-        """Events with the checkpoint that they lead to, which the last of them tells of (2.5)."""
+    def _checkpointed(self, *planned: _Planned, active: bool = True) -> None:
+        """Events with the checkpoint that they lead to, which the last of them tells of (2.5).
+
+        `active`: whether the model call that they name is the checkpoint's active one.
+        """
         included = self._sequence
         created = derived_id("checkpoint", self.state.trace_id, self.state.scope, included)
         told = self._plan(
             _Kind.CHECKPOINT_CREATED, lambda: {"checkpointId": created, "includedThroughSequence": included}
         )
+        if not active:
+            self._invocation = None
         self._write([*planned, told], checkpoint=True, included=included)
 
     def _standing(self) -> Standing:

@@ -266,7 +266,7 @@ def _doubt_model(state: TurnState, command: c.FailModel, call: ModelCall, now: i
         return _NOTHING
     if now < call.lease_end:
         raise TurnCheckpointBusy(f"{_where(state)} model call {call.invocation_id}", call.owner, call.lease_end)
-    record = r.ModelFailed(command.invocation_id, command.message, unknown=True)
+    record = r.ModelFailed(command.invocation_id, command.message, unknown=True, owner=command.owner)
     return Decision(None, (record,), Guard(not_before=call.lease_end))
 
 

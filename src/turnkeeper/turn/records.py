@@ -79,6 +79,8 @@ class ModelFailed(TurnRecord, frozen=True, tag="model_failed"):
     message: str
     unknown: bool = False
     metadata: bytes | None = None
+    owner: str = ""
+    """Who says so, where it is another one than the call's."""
 
 
 class ModelResolved(TurnRecord, frozen=True, tag="model_resolved"):
@@ -173,6 +175,8 @@ class ToolAmbiguous(TurnRecord, frozen=True, tag="tool_ambiguous"):
     round_index: int
     slot_index: int
     reason: str = "the lease of its owner ran out behind the effect barrier"
+    owner: str = ""
+    """Who found that out, where it is another one than the slot's."""
 
 
 class ToolEvidence(TurnRecord, frozen=True, tag="tool_evidence"):

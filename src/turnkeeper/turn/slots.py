@@ -131,7 +131,7 @@ def _claim_again(state: TurnState, command: c.ClaimTool, slot: Slot, now: int) -
         case _State.CLAIMED | _State.EXECUTING if live:
             return _refuse(_Action.BUSY, slot)
         case _State.EXECUTING if not replay_safe:
-            record = r.ToolAmbiguous(command.round_index, command.slot_index)
+            record = r.ToolAmbiguous(command.round_index, command.slot_index, owner="" if mine else command.owner)
             ambiguous = msgspec.structs.replace(slot, state=_State.AMBIGUOUS)
             answer = SlotAnswer(_Action.AMBIGUOUS, ambiguous, slot.owner, slot.fence, slot.lease_end)
             return Decision(answer, (record,), Guard(not_before=slot.lease_end))
