@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
+from turnkeeper.conversation import oversight
+from turnkeeper.conversation.channel import Channel
+from turnkeeper.conversation.conversations import Conversations
+from turnkeeper.conversation.flow import Flow
+from turnkeeper.conversation.oversight import ConversationHistory
+from turnkeeper.conversation.state import SendKey
 from turnkeeper.engine.contract_ports import EngineDurabilityPort
 from turnkeeper.engine.events import writes_of
 from turnkeeper.engine.importing import begin_with, scope_of
@@ -176,6 +182,12 @@ class Keeper:
     def _handle(self, turn_id: str, scope: str) -> TurnHandle:
         return TurnHandle(self.store, turn_id, scope, ttl_seconds=self._ttl_seconds)
 
+    def conversations(
+        self, flows: Sequence[Flow], channel: Channel | Callable[[str], Channel], **options: Any
+    ) -> Conversations:
+        """The conversations of a bot, to be used as an async context manager. `options` are those of `Conversations`."""
+        return Conversations(self.store, flows, channel, **options)
+
     # --- looking ---------------------------------------------------------------------------------------------
 
     def turns(self, *, attention: bool | None = None, phase: TurnPhase | None = None) -> AsyncIterator[Head]:
@@ -198,6 +210,14 @@ class Keeper:
         """The turn's events, gapless from the first one on; up to a sequence number of its log, if one is given."""
         history = await self.history(turn_id, scope, at=at)
         return [event for write in (writes_of(history.entries) if history else ()) for event in write.events]
+
+    def conversation_heads(self, *, attention: bool | None = None) -> AsyncIterator[Head]:
+        """The conversations of the store, by key; `labels["conversation"]` names them."""
+        return oversight.conversations(self.store, attention=attention)
+
+    async def conversation(self, conversation_id: str) -> ConversationHistory | None:
+        """The records of a conversation that compaction has left, and its state. None if there is none."""
+        return await oversight.read_conversation(self.store, conversation_id)
 
     # --- settling --------------------------------------------------------------------------------------------
 
@@ -352,6 +372,18 @@ class Keeper:
 
     # --- keeping house ---------------------------------------------------------------------------------------
 
+    async def resolve_send(
+        self, conversation_id: str, key: tuple[int, int, int], *, message_id: str | None, who: str, why: str
+    ) -> None:
+        """Settle a conversation's message that may be out. See `oversight.resolve_send`."""
+        await oversight.resolve_send(
+            self.store, conversation_id, SendKey(*key), message_id=message_id, who=who, why=why
+        )
+
+    async def resolve_message(self, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> None:
+        """Let a quarantined message be tried again, or drop it. See `oversight.resolve_message`."""
+        await oversight.resolve_message(self.store, conversation_id, number, drop=drop, who=who, why=why)
+
     async def prune(self, *, older_than_seconds: float, dry_run: bool = False) -> Pruned:
         """Remove completed turns whose last change is older, and that need nobody's attention (LOG-9).
 
@@ -377,6 +409,10 @@ class Keeper:
         """Erase a turn with all its scopes, and give a receipt. A person's right to be forgotten, or a test's clean-up."""
         trace = trace_hash(values.identifier(turn_id, "turn_id"))
         return await erase_logs(self.store, turn_key(trace, ""))
+
+    async def erase_conversation(self, conversation_id: str) -> Receipt:
+        """Erase a conversation with the turns that its steps ran, and give a receipt."""
+        return await oversight.erase_conversation(self.store, values.identifier(conversation_id, "conversation_id"))
 
     async def promises(self) -> list[Promise]:
         """What the store, as it is set up, promises."""

@@ -17,6 +17,7 @@ app = App(
 StoreUrl = Annotated[str, Parameter(name="--store", env_var="TURNKEEPER_STORE", help="The store's URL.")]
 Json = Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON document.")]
 TurnId = Annotated[str, Parameter(help="The turn's id.")]
+ConversationId = Annotated[str, Parameter(help="The conversation's id.")]
 Scope = Annotated[str, Parameter(help="`primary`, or a delegated run's id.")]
 
 _DEFAULT_STORE = "sqlite:///turnkeeper.db"
@@ -201,6 +202,61 @@ async def resolve_reply(
 
 
 @app.command
+async def conversations(
+    *,
+    store: StoreUrl = _DEFAULT_STORE,
+    attention: Annotated[bool, Parameter(negative="", help="Only conversations that need somebody.")] = False,
+    limit: Annotated[int, Parameter(help="Most conversations to print; 0 for all.")] = 50,
+    json: Json = False,
+) -> int:
+    """List the conversations of a store, those that need attention first."""
+    from turnkeeper.cli.conversing import print_conversations
+
+    return await print_conversations(store, attention=attention, limit=limit, as_json=json)
+
+
+@app.command
+async def conversation(conversation: ConversationId, *, store: StoreUrl = _DEFAULT_STORE, json: Json = False) -> int:
+    """Show one conversation: what is pending, where its flow stands, its outbox, and the newest records of its log."""
+    from turnkeeper.cli.conversing import print_conversation
+
+    return await print_conversation(store, conversation, as_json=json)
+
+
+@app.command
+async def resolve_send(
+    conversation: ConversationId,
+    key: Annotated[str, Parameter(help="The send's key, as `conversation` prints it: 4.0.0.")],
+    *,
+    who: Annotated[str, Parameter(help="Who decided.")],
+    why: Annotated[str, Parameter(help="The evidence.")],
+    message_id: Annotated[str | None, Parameter(help="The channel's id of the message: it is out.")] = None,
+    not_sent: Annotated[bool, Parameter(negative="", help="It is not out; it is given up, not sent late.")] = False,
+    store: StoreUrl = _DEFAULT_STORE,
+) -> int:
+    """Settle a conversation's message that may be out, with evidence."""
+    from turnkeeper.cli.conversing import settle_send
+
+    return await settle_send(store, conversation, key, message_id=message_id, not_sent=not_sent, who=who, why=why)
+
+
+@app.command
+async def resolve_message(
+    conversation: ConversationId,
+    number: Annotated[int, Parameter(help="The message's number, as `conversation` prints it.")],
+    *,
+    who: Annotated[str, Parameter(help="Who decided.")],
+    why: Annotated[str, Parameter(help="The reason.")],
+    drop: Annotated[bool, Parameter(negative="", help="Do not handle it, instead of trying again.")] = False,
+    store: StoreUrl = _DEFAULT_STORE,
+) -> int:
+    """Let a message that was set aside be tried again, or drop it; its conversation then goes on."""
+    from turnkeeper.cli.conversing import settle_message
+
+    return await settle_message(store, conversation, number, drop=drop, who=who, why=why)
+
+
+@app.command
 async def prune(
     *,
     older_than: Annotated[str, Parameter(help="Age of the last change: 90s, 15m, 12h, 7d.")],
@@ -216,15 +272,18 @@ async def prune(
 
 @app.command
 async def erase(
-    turn: TurnId,
+    turn: Annotated[str, Parameter(help="The turn's id; with --conversation, the conversation's.")],
     *,
+    conversation: Annotated[
+        bool, Parameter(negative="", help="Erase a conversation, with the turns that its steps ran.")
+    ] = False,
     store: StoreUrl = _DEFAULT_STORE,
     json: Json = False,
 ) -> int:
     """Erase one turn with all its scopes, and print a receipt. It cannot be undone, and neither can its proof."""
     from turnkeeper.cli.housekeeping import erase_turn
 
-    return await erase_turn(store, turn, as_json=json)
+    return await erase_turn(store, turn, conversation=conversation, as_json=json)
 
 
 @app.command

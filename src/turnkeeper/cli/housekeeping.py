@@ -27,12 +27,14 @@ async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool
     return 0
 
 
-async def erase_turn(url: str, turn_id: str, *, as_json: bool) -> int:
-    """Erase a turn, and print the receipt. The exit status is 1 if something is left."""
+async def erase_turn(url: str, name: str, *, conversation: bool, as_json: bool) -> int:
+    """Erase a turn, or a conversation, and print the receipt. The exit status is 1 if something is left."""
     async with await Keeper.open(url, create=False) as keeper:
-        receipt = await keeper.erase(turn_id)
+        receipt = await (keeper.erase_conversation(name) if conversation else keeper.erase(name))
     if as_json:
-        print_json({"turn": turn_id, **to_builtins(receipt), "at": moment_iso(receipt.at)})
+        print_json(
+            {"conversation" if conversation else "turn": name, **to_builtins(receipt), "at": moment_iso(receipt.at)}
+        )
     else:
         console = Console()
         for log in receipt.erased:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -15,13 +15,14 @@ from turnkeeper.conversation.pen import Pen
 from turnkeeper.engine.contract_ports import HostPolicyPort
 from turnkeeper.engine.loop import run_turn
 from turnkeeper.engine.ports import Agent
-from turnkeeper.engine.stored import stored_messages
+from turnkeeper.engine.stored import stored_messages, stored_result
 from turnkeeper.engine.wire import (
     FinalOutputPolicyRequest,
     FinalOutputPolicyResult,
     HostPolicyRequest,
     HostPolicyResult,
     Message,
+    ModelToolResult,
     Role,
     TextPart,
     chat_form,
@@ -42,11 +43,13 @@ class AgentAnswer:
         text: its final answer, or None where it has none.
         messages: the whole conversation with it, in the chat form; give it to the next turn.
         turn_id: the turn.
+        tool_results: what its tools gave, in the order of the calls: how a flow learns what the agent has decided.
     """
 
     text: str | None
     messages: list[dict[str, Any]]
     turn_id: str
+    tool_results: tuple[ModelToolResult, ...] = ()
 
 
 class _Steering:
@@ -93,6 +96,13 @@ def _numbers_in(messages: list[Message]) -> set[int]:
     return {number for number in found if isinstance(number, int)}
 
 
+def _results(turn: TurnHandle) -> Iterator[ModelToolResult]:
+    for round_ in rounds_of(turn.state):
+        for call, slot in zip(round_.calls, round_.slots, strict=True):
+            if slot is not None and slot.result is not None:
+                yield stored_result(slot.result, call.provider_call_id or "", call.tool_name)
+
+
 def has_acted(turn: TurnHandle) -> bool:
     """Whether the turn has begun anything that may not run again."""
     slots = (slot for round_ in rounds_of(turn.state) for slot in round_.slots)
@@ -129,4 +139,5 @@ async def run_agent(
     if steered_into is not None:
         for number in sorted(_numbers_in(transcript)):
             pen.defer(c.Settle(pen.owner, pen.fence, number, "steered"))
-    return AgentAnswer(ended.output, [chat_form(message) for message in transcript], turn.trace_id)
+    spoken = [chat_form(message) for message in transcript]
+    return AgentAnswer(ended.output, spoken, turn.trace_id, tuple(_results(turn)))

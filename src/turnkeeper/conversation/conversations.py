@@ -25,10 +25,17 @@ from turnkeeper.conversation.state import KIND, ConversationState, Inbound, Row,
 from turnkeeper.conversation.tracing import begin_span, context_of, current_context, within
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.loop import new_owner
-from turnkeeper.errors import FlowUnknown, InvalidInput, MessageNotDelivered, OwnershipLost, TurnUnfinished
+from turnkeeper.errors import (
+    FlowUnknown,
+    InvalidInput,
+    MessageNotDelivered,
+    OwnershipLost,
+    StoreUnsuitable,
+    TurnUnfinished,
+)
 from turnkeeper.log import values
 from turnkeeper.log.record import HeadQuery
-from turnkeeper.log.store import NotifyingStore, Store
+from turnkeeper.log.store import NotifyingStore, PrivateStore, Store
 from turnkeeper.turn.handle import milliseconds
 
 if TYPE_CHECKING:
@@ -76,6 +83,7 @@ class Conversations:
         keep_alive: int = 1000,
         retention: Retention = Retention(),  # noqa: B008  # immutable
         tracer: Tracer | None = None,
+        replicas: bool = False,
     ) -> None:
         """
         Args:
@@ -88,10 +96,14 @@ class Conversations:
             keep_alive: parked conversations whose steps are kept in memory; others run again from their step's start.
             retention: how long logs are kept.
             tracer: OpenTelemetry's, for a span of each message's handling.
+            replicas: other processes take part; a store that they cannot reach is refused (R4).
 
         Raises:
             InvalidInput: two flows have the same name, or one has no steps.
+            StoreUnsuitable: `replicas`, and the store is this process's alone.
         """
+        if replicas and isinstance(store, PrivateStore) and store.private:
+            raise StoreUnsuitable("the store", "is this process's alone, so no other replica can take part")
         self._store = store
         self._flows = {flow.name: flow for flow in flows}
         if len(self._flows) != len(flows) or not flows:

@@ -136,6 +136,13 @@ def _done(state: ConversationState, record: r.Done, at: int) -> ConversationStat
 
 
 def _dropped(state: ConversationState, record: r.Dropped, at: int) -> ConversationState:
+    row = state.row
+    if row is not None and not row.parked and row.answers and row.answers[-1].number == row.inbound == record.number:
+        # The wait that it was given to stays: the next message is its answer.
+        revision = state.revisions + 1
+        state = replace(
+            state, row=replace(row, parked=True, answers=row.answers[:-1], revision=revision), revisions=revision
+        )
     return _settle(state, {record.number})
 
 

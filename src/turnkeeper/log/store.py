@@ -114,6 +114,16 @@ class NotifyingStore(Protocol):
 
 
 @runtime_checkable
+class PrivateStore(Protocol):
+    """A store that may be of one process alone."""
+
+    @property
+    def private(self) -> bool:
+        """Whether no other process can reach it."""
+        ...
+
+
+@runtime_checkable
 class TransactionalStore(Protocol):
     """A store whose transaction can hold a tool's effect and its completion (the policy `transactional=True`)."""
 

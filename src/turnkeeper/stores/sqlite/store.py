@@ -248,6 +248,11 @@ class SqliteStore:
             except sqlite3.Error as e:
                 raise schema.typed(e, self.path) from e
 
+    @property
+    def private(self) -> bool:
+        """Whether no other process can reach it."""
+        return self.path == ":memory:"
+
     async def advance_clock(self, milliseconds: int) -> None:
         """Move the store's clock forward, for every process on the file: the test clock."""
         await self._writer.do(lambda connection, _: _advance_clock(connection, milliseconds))

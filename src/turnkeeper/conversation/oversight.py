@@ -1,0 +1,101 @@
+"""An operator's look at conversations, and what only a person can settle in them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from turnkeeper.conversation import commands as c
+from turnkeeper.conversation.evolve import ConversationRules, Retention
+from turnkeeper.conversation.handle import ConversationHandle
+from turnkeeper.conversation.identity import conversation_key
+from turnkeeper.conversation.records import AnyRecord
+from turnkeeper.conversation.state import KIND, ConversationState, SendKey
+from turnkeeper.errors import InvalidInput
+from turnkeeper.log import frames, values
+from turnkeeper.log.record import NOWHERE, Head, HeadQuery
+from turnkeeper.log.store import Store
+from turnkeeper.moving import Receipt, erase_logs
+from turnkeeper.turn.state import KIND as TURN
+
+_LABEL = "conversation"
+
+
+class Entry(NamedTuple):
+    """One record of a conversation's log: its number, when it was written, what it says, and its size in bytes."""
+
+    seq: int
+    at: int
+    record: AnyRecord
+    size: int
+
+
+class ConversationHistory(NamedTuple):
+    """The records of a conversation that compaction has left, oldest first, and its state."""
+
+    entries: list[Entry]
+    state: ConversationState
+
+
+def conversations(store: Store, *, attention: bool | None = None) -> AsyncIterator[Head]:
+    """The conversations of a store, by key; `labels["conversation"]` names them."""
+    return store.heads(HeadQuery(kind=KIND, attention=attention))
+
+
+async def read_conversation(store: Store, conversation_id: str) -> ConversationHistory | None:
+    """A conversation as it is now; None where there is none."""
+    tail = await store.read(conversation_key(conversation_id))
+    if tail.position == NOWHERE:
+        return None
+    rules = ConversationRules(Retention())
+    state, decoder = rules.initial(), rules.decoder()
+    entries: list[Entry] = []
+    for seq, at, body in tail.records:
+        _, record = decoder.decode(frames.decode(body))
+        state = rules.evolve(state, record, at)
+        entries.append(Entry(seq, at, record, len(body)))
+    return ConversationHistory(entries, state)
+
+
+async def resolve_send(
+    store: Store, conversation_id: str, key: SendKey, *, message_id: str | None, who: str, why: str
+) -> None:
+    """Settle a message that may be out: it is, under `message_id`; or it is not, and is given up (it is never sent late).
+
+    Raises:
+        ConversationError: that send is not in doubt.
+        InvalidInput: the evidence is missing.
+    """
+    if not why.strip():
+        raise InvalidInput("why", "must say what the evidence is")
+    resolved = c.ResolveSend(
+        key,
+        message_id is not None,
+        values.identifier(who, "who"),
+        values.text(why, "why"),
+        message_id or "",
+    )
+    await ConversationHandle(store, conversation_id).ask(resolved)
+
+
+async def resolve_message(store: Store, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> None:
+    """Let a quarantined message be tried again, or drop it; the conversation then goes on.
+
+    Raises:
+        ConversationError: that message is not quarantined.
+        InvalidInput: the reason is missing.
+    """
+    if not why.strip():
+        raise InvalidInput("why", "must say why")
+    resolved = c.ResolveMessage(number, drop, values.identifier(who, "who"), values.text(why, "why"))
+    await ConversationHandle(store, conversation_id).ask(resolved)
+
+
+async def erase_conversation(store: Store, conversation_id: str) -> Receipt:
+    """Erase a conversation with the turns that its steps ran, and give a receipt. It cannot be undone."""
+    turns = [head.key async for head in store.heads(HeadQuery(kind=TURN)) if head.labels.get(_LABEL) == conversation_id]
+    key = conversation_key(conversation_id)
+    # The conversation first: whoever is at it stops, and begins no turn behind our back.
+    receipts = [await erase_logs(store, one) for one in (key, *turns)]
+    erased = [log for receipt in receipts for log in receipt.erased]
+    return Receipt(key, receipts[-1].at, erased, sum(receipt.left for receipt in receipts))
