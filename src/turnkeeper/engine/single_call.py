@@ -12,7 +12,7 @@ from turnkeeper.engine.identity import RunIdentity
 from turnkeeper.engine.loop import TurnResult, TurnRun, start_of
 from turnkeeper.engine.model_calls import reservation
 from turnkeeper.engine.ports import Agent, ModelRequest
-from turnkeeper.engine.rounds import Moved, ToolRound
+from turnkeeper.engine.rounds import Moved, Stopped, ToolRound
 from turnkeeper.engine.stored import stored_result
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolRequest, ModelToolResult, to_builtins
@@ -46,7 +46,13 @@ class _CallRun(TurnRun):
         round_ = ToolRound(
             self._journal, self._leases, self._agent, 0, self._decision, self._reserve.calls, slots, self._delegated
         )
-        await round_.run()
+        try:
+            await round_.run()
+        except Stopped:
+            if state.round is not None:
+                raise
+            # Nothing of the turn was read before its barrier. Once more, with what is there: its tool's policy may settle it.
+            raise Moved from None
         if self._journal.state.phase is None:
             raise Moved
         await self._journal.ask(c.MarkCompleted(allow_no_output=True))
