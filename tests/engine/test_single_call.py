@@ -38,8 +38,9 @@ async def test_look_up_of_who_comes_after(store: SqliteStore, happened: bool) ->
             await anyio.sleep_forever()
         return "charged"
 
+    nothing: dict[str, str] = {}
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(call_tool, TurnHandle(store, "t"), charge, {})
+        tasks.start_soon(call_tool, TurnHandle(store, "t"), charge, nothing)
         while not called:
             await anyio.sleep(0.001)
         tasks.cancel_scope.cancel()
