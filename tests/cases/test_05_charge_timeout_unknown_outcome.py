@@ -19,7 +19,7 @@ ONE_CALL = {"role": "assistant", "tool_calls": [{"id": "c", **CASE["calls"][0]}]
 TWO_CALLS = {"role": "assistant", "tool_calls": [{"id": "c", **call} for call in CASE["calls"]]}
 
 
-def _charging(port: Callable[[], int], *, replay_safe: bool = False) -> Any:
+def charging(port: Callable[[], int], *, replay_safe: bool = False) -> Any:
     """A tool that charges over HTTP with its operation id as the idempotency key, as a user would write it."""
 
     @tool(replay_safe=replay_safe)
@@ -47,7 +47,7 @@ async def test_after_sending_the_outcome_is_unknown(behaviour: str) -> None:
     with charge_server(behaviour) as server:
         async with await Keeper.open("sqlite:///:memory:") as keeper:
             model = ScriptedModel([ONE_CALL, "over"])
-            agent = Agent(model, [_charging(lambda: server.port)])
+            agent = Agent(model, [charging(lambda: server.port)])
             for _ in range(2):  # running it again is no second attempt
                 result = await keeper.run(agent, "pay", turn_id="t")
                 assert result.status == "reconciliation_required"
@@ -69,7 +69,7 @@ async def test_provably_not_sent_is_tried_again_under_the_next_fence(monkeypatch
     with charge_server("ok") as server:
         ports = [unused_port(), server.port]
         async with await Keeper.open("sqlite:///:memory:") as keeper:
-            tool_ = _charging(lambda: ports.pop(0))
+            tool_ = charging(lambda: ports.pop(0))
             assert (
                 await keeper.run(Agent(ScriptedModel([ONE_CALL, "paid"]), [tool_]), "pay", turn_id="t")
             ).output == "paid"
@@ -85,7 +85,7 @@ async def test_replay_safe_runs_again_with_the_same_key(monkeypatch: pytest.Monk
     monkeypatch.setattr("turnkeeper.engine.rounds._PAUSE", 0.001)
     with charge_server("applied_then_504", "ok") as server:
         async with await Keeper.open("sqlite:///:memory:") as keeper:
-            agent = Agent(ScriptedModel([ONE_CALL, "paid"]), [_charging(lambda: server.port, replay_safe=True)])
+            agent = Agent(ScriptedModel([ONE_CALL, "paid"]), [charging(lambda: server.port, replay_safe=True)])
             assert (await keeper.run(agent, "pay", turn_id="t")).status == "success"
             slot = await keeper.session("t").get_tool(0, 0)
     assert slot is not None
@@ -98,7 +98,7 @@ async def test_replay_safe_runs_again_with_the_same_key(monkeypatch: pytest.Monk
 async def test_a_definite_refusal_is_a_result() -> None:
     with charge_server("declined") as server:
         async with await Keeper.open("sqlite:///:memory:") as keeper:
-            agent = Agent(ScriptedModel([ONE_CALL, "sorry"]), [_charging(lambda: server.port)])
+            agent = Agent(ScriptedModel([ONE_CALL, "sorry"]), [charging(lambda: server.port)])
             assert (await keeper.run(agent, "pay", turn_id="t")).output == "sorry"
             slot = await keeper.session("t").get_tool(0, 0)
     assert slot is not None
@@ -114,7 +114,7 @@ async def test_a_definite_refusal_is_a_result() -> None:
 async def test_two_equal_purchases_are_two(parallel: bool) -> None:
     with charge_server("ok") as server:
         async with await Keeper.open("sqlite:///:memory:") as keeper:
-            agent = Agent(ScriptedModel([TWO_CALLS, "paid"]), [_charging(lambda: server.port)], parallel_tools=parallel)
+            agent = Agent(ScriptedModel([TWO_CALLS, "paid"]), [charging(lambda: server.port)], parallel_tools=parallel)
             assert (await keeper.run(agent, "pay", turn_id="t")).status == "success"
             session = keeper.session("t")
     assert sorted(server.keys) == sorted({session.logical_operation_id(0, 0), session.logical_operation_id(0, 1)})

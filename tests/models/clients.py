@@ -115,7 +115,7 @@ class NoPause:
 
 def settling(port: Any, tools: Sequence[Tool] = (), **more: Any) -> Agent:
     """An agent that does not buy an answer twice: it asks the provider, where that can be asked, or stops."""
-    look_up: Callable[..., Any] | None = getattr(port, "reconcile", None)
+    look_up: Callable[..., Any] | None = more.pop("reconcile_model", getattr(port, "reconcile", None))
     host = more.pop("host", Host(retry=NoPause()))
     return Agent(port, tools, unknown_model="reconcile", reconcile_model=look_up, host=host, **more)
 
