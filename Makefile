@@ -14,15 +14,15 @@ test: setup
 	$(PYTEST) -m "not soak"
 
 check: setup
-	.venv/bin/ruff format --check src tests bench
-	.venv/bin/ruff check src tests bench
+	.venv/bin/ruff format --check src tests bench examples
+	.venv/bin/ruff check src tests bench examples
 	.venv/bin/basedpyright
 	.venv/bin/lint-imports
 	$(PYTEST) -m "not soak"
 
 format: setup
-	.venv/bin/ruff format src tests bench
-	.venv/bin/ruff check --fix src tests bench
+	.venv/bin/ruff format src tests bench examples
+	.venv/bin/ruff check --fix src tests bench examples
 
 bench: setup
 	$(PYTHON) -m bench

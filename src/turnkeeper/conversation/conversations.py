@@ -420,6 +420,8 @@ class Conversations:
             elif not waits:
                 log.error("conversation %s: message %d failed", handle.conversation_id, number, exc_info=error)
             reason = "stopped" if error is None else f"{type(error).__name__}: {error}"
+            if waits and reason != work.message.reason:  # told once, however often it is looked at again
+                log.warning("conversation %s: message %d waits: %s", handle.conversation_id, number, reason)
             commands = [
                 c.ReturnMessage(
                     self.name,
