@@ -15,11 +15,14 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+SCENES: Final = ("scenario", "flow_scenario")
+"""Modules of this package whose `perform` does a job; `a_job` makes a short one, for a path."""
 _PROJECT: Final = Path(__file__).resolve().parents[2]
 _LONGEST: Final = 60.0
 """Seconds after which a job counts as hanging: nothing in it waits for anything."""
@@ -44,11 +47,11 @@ class Nursery:
             text=True,
         )
 
-    def run(self, job: dict[str, Any]) -> Ended:
-        """Run a job of `tests.crash.scenario` in a process of its own, to its end or its death."""
+    def run(self, job: dict[str, Any], scene: str = "scenario") -> Ended:
+        """Run a job of that module of `tests.crash` in a process of its own, to its end or its death."""
         assert self._helper.stdin is not None
         assert self._helper.stdout is not None
-        print(json.dumps(job), file=self._helper.stdin, flush=True)
+        print(json.dumps([scene, job]), file=self._helper.stdin, flush=True)
         line = self._helper.stdout.readline()
         assert line, "the helper process died"
         ended = Ended(**json.loads(line))
@@ -65,11 +68,11 @@ class Nursery:
         self._helper.stdout.close()
 
 
-def _child(job: dict[str, Any], answer: int) -> None:
-    from tests.crash import scenario
-
+def _child(scene: str, job: dict[str, Any], answer: int) -> None:
+    gc.disable()  # a child is short-lived, and a collection would copy what it shares with the helper
+    module = importlib.import_module(f"tests.crash.{scene}")
     try:
-        told = asyncio.run(scenario.perform(**job))
+        told = asyncio.run(module.perform(**job))
     except BaseException:
         told = {"error": traceback.format_exc()}
     with os.fdopen(answer, "w") as pipe:
@@ -90,22 +93,20 @@ def _heard(pipe: int, process: int) -> dict[str, Any]:
         said += part
 
 
-async def _warm_up() -> None:
-    """Load what is otherwise loaded at its first use, so that no child has to. Opens nothing: a connection that is there when
-    children are forked would be every child's."""
-    import anyio.lowlevel
-
-    from tests.crash import scenario
-
-    assert scenario.perform
+def _warm_up() -> None:
+    """Load what is otherwise loaded at its first use, so that no child has to, and do one job. Leaves nothing open: a
+    connection that is there when children are forked would be every child's."""
     for store in ("sqlite", "postgres", "redis"):
         importlib.import_module(f"turnkeeper.stores.{store}")
-    await anyio.lowlevel.checkpoint()  # loads the event loop's own part
+    with tempfile.TemporaryDirectory(prefix="turnkeeper-") as folder:
+        for scene in SCENES:
+            module = importlib.import_module(f"tests.crash.{scene}")
+            asyncio.run(module.perform(**module.a_job(f"{folder}/{scene}")))
 
 
 def main() -> None:
     """Fork a child for each line of the standard input, and tell how it ended."""
-    asyncio.run(_warm_up())
+    _warm_up()
     assert threading.active_count() == 1, "a lock that a thread holds stays locked in every child"
     gc.freeze()
     for line in sys.stdin:
@@ -113,7 +114,8 @@ def main() -> None:
         process = os.fork()
         if not process:
             os.close(reading)
-            _child(json.loads(line), writing)
+            scene, job = json.loads(line)
+            _child(scene, job, writing)
         os.close(writing)
         answer = _heard(reading, process)
         os.close(reading)

@@ -49,6 +49,14 @@ class Lanes:
             self._free.put(lane)
 
 
+class Place(NamedTuple):
+    """A helper process, a store's URL, and a folder that nobody else has."""
+
+    nursery: Nursery
+    url: str
+    folder: Path
+
+
 class Case:
     """A turn of its own, and the processes that are at it one behind the other."""
 
@@ -73,16 +81,21 @@ class Case:
         """The operation ids of the turn's effects that happened, as often as they did; `operations` are all that it has."""
         if self.policy is not Policy.TRANSACTIONAL:
             return [row["operation_id"] for row in self.ledger.rows("effect")]
-        look = "SELECT operation_id FROM effects"
-        rows: list[tuple[Any, ...]]
-        if self._url.startswith("postgresql:"):
-            # The table is the lane's, and has the effects of the turns that were in it before.
-            with psycopg.connect(self._url) as connection:
-                rows = connection.execute(f"{look} WHERE operation_id = ANY(%s)", [list(operations)]).fetchall()
-        else:
-            with closing(sqlite3.connect(self._url.removeprefix("sqlite:///"))) as connection:
-                rows = connection.execute(look).fetchall()
-        return [operation for (operation,) in rows]
+        return effects_beside(self._url, operations)
+
+
+def effects_beside(url: str, operations: Sequence[str]) -> list[str]:
+    """The operation ids of these effects in the table beside a store's own, as often as they are there."""
+    look = "SELECT operation_id FROM effects"
+    rows: list[tuple[Any, ...]]
+    if url.startswith("postgresql:"):
+        # The table is the lane's, and has the effects of what was in it before.
+        with psycopg.connect(url) as connection:
+            rows = connection.execute(f"{look} WHERE operation_id = ANY(%s)", [list(operations)]).fetchall()
+    else:
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+            rows = connection.execute(look).fetchall()
+    return [operation for (operation,) in rows]
 
 
 class Stage:
@@ -99,10 +112,16 @@ class Stage:
         self._url = url
 
     @contextmanager
-    def case(self, name: str, policy: Policy, *, parallel: bool) -> Generator[Case]:
-        """A turn, alone in a lane from its first process to its last: a later process moves the clock of PostgreSQL's database
-        behind every lease, which a turn beside it would not survive."""
+    def place(self, name: str) -> Generator[Place]:
+        """A place for one turn or conversation, alone in a lane from its first process to its last: a later process moves the
+        clock of PostgreSQL's database behind every lease, which a turn beside it would not survive."""
         folder = self._folder / name
         folder.mkdir()
         with self.lanes.taken() as lane:
-            yield Case(lane.nursery, self._url(lane.number, folder), folder, policy, parallel=parallel)
+            yield Place(lane.nursery, self._url(lane.number, folder), folder)
+
+    @contextmanager
+    def case(self, name: str, policy: Policy, *, parallel: bool) -> Generator[Case]:
+        """A turn in a place of its own."""
+        with self.place(name) as place:
+            yield Case(*place, policy, parallel=parallel)

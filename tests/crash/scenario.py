@@ -215,6 +215,12 @@ async def _open(url: str, life: int) -> Store:
     return store
 
 
+def a_job(path: str) -> dict[str, Any]:
+    """A job in a file of its own."""
+    options = {"policy": Policy.FAIL_CLOSED, "parallel": True, "life": 0, "die_at": 0}
+    return {"url": f"sqlite:///{path}.db", "turn": "a turn", "ledger": f"{path}.ledger", **options}
+
+
 async def perform(
     *, url: str, turn: str, ledger: str, policy: str, parallel: bool, life: int, die_at: int
 ) -> dict[str, Any]:
