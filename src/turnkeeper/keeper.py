@@ -12,7 +12,7 @@ from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.oversight import ConversationHistory
 from turnkeeper.conversation.state import SendKey
 from turnkeeper.engine.contract_ports import EngineDurabilityPort
-from turnkeeper.engine.events import writes_of
+from turnkeeper.engine.events import last_checkpoint, writes_of
 from turnkeeper.engine.importing import begin_with, scope_of
 from turnkeeper.engine.loop import TurnResult, resume_turn, run_turn
 from turnkeeper.engine.model_calls import reservation
@@ -36,7 +36,7 @@ from turnkeeper.stores.opening import open_store
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle, milliseconds
-from turnkeeper.turn.history import TurnHistory, read_history
+from turnkeeper.turn.history import TurnHistory, read_entries, read_history
 from turnkeeper.turn.identity import trace_hash, turn_key
 from turnkeeper.turn.names import Resolution, TurnPhase
 from turnkeeper.turn.session import TurnCheckpointSession
@@ -202,14 +202,12 @@ class Keeper:
         self, turn_id: str, scope: str = "primary", *, at: int | None = None
     ) -> EngineCheckpoint | None:
         """The turn's last portable checkpoint, or the last one up to a sequence number of its log. None if there is none."""
-        history = await self.history(turn_id, scope, at=at)
-        writes = [] if history is None else writes_of(history.entries)
-        return next((write.checkpoint for write in reversed(writes) if write.has_checkpoint), None)
+        return last_checkpoint(await read_entries(self.store, self._handle(turn_id, scope).key, at=at))
 
     async def events(self, turn_id: str, scope: str = "primary", *, at: int | None = None) -> list[EngineEvent]:
         """The turn's events, gapless from the first one on; up to a sequence number of its log, if one is given."""
-        history = await self.history(turn_id, scope, at=at)
-        return [event for write in (writes_of(history.entries) if history else ()) for event in write.events]
+        entries = await read_entries(self.store, self._handle(turn_id, scope).key, at=at)
+        return [event for write in writes_of(entries) for event in write.events]
 
     def conversation_heads(self, *, attention: bool | None = None) -> AsyncIterator[Head]:
         """The conversations of the store, by key; `labels["conversation"]` names them."""

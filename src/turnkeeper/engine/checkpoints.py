@@ -8,8 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from turnkeeper.engine.identity import METADATA_KEY, RunIdentity
-from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_messages, stored_response, stored_result
-from turnkeeper.engine.transcript import assistant_messages, request_ids
+from turnkeeper.engine.stored import UNKNOWN_TEXT, Reader
+from turnkeeper.engine.transcript import assistant_messages
 from turnkeeper.engine.usage import NOTHING, usage_of, was_held
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
@@ -30,7 +30,7 @@ from turnkeeper.log import values
 from turnkeeper.turn import records as r
 from turnkeeper.turn.identity import derived_id
 from turnkeeper.turn.names import TurnPhase
-from turnkeeper.turn.state import ModelCall, Round, Slot, TurnState, rounds_of
+from turnkeeper.turn.state import ModelCall, Slot, TurnState, rounds_of
 
 
 class Standing(NamedTuple):
@@ -43,21 +43,12 @@ class Standing(NamedTuple):
     invocation_id: str | None
     attempt: int
     """Of that model call, counted from zero."""
-    prepared: r.ContextPrepared | None = None
+    prepared: r.ContextPrepared | None
     """What the model is shown, where that is not the conversation."""
+    read: Reader
 
 
-def named_response(round_: Round) -> ModelInvocationResponse:
-    """A round's decision, with an id of its own for each tool request: a provider's may be empty or repeated (5.1, 2)."""
-    response = stored_response(round_)
-    named = [
-        replace(request, id=request_id)
-        for request, request_id in zip(response.tool_requests, request_ids(response, round_.index), strict=True)
-    ]
-    return replace(response, tool_requests=named)
-
-
-def slot_result(slot: Slot | None, request: ModelToolRequest) -> ModelToolResult | None:
+def slot_result(slot: Slot | None, request: ModelToolRequest, read: Reader) -> ModelToolResult | None:
     """What is recorded of a call: its result, or that its outcome is unknown; None where it has not come to an end."""
     request_id = request.id or ""
     if slot is not None and slot.open_question:
@@ -70,15 +61,15 @@ def slot_result(slot: Slot | None, request: ModelToolRequest) -> ModelToolResult
         )
     if slot is None or slot.result is None:
         return None
-    return replace(stored_result(slot.result, request_id, request.name), request_id=request_id)
+    return read.result(slot.result, request)
 
 
-def context_state(state: TurnState, identity: RunIdentity) -> InvocationContextState:
+def context_state(state: TurnState, identity: RunIdentity, read: Reader) -> InvocationContextState:
     """What a provider holds of the conversation: the last answer that said so counts (2.3 A)."""
     begun_with = identity.begun_with
     current = InvocationContextState() if begun_with is None else begun_with.context_state
     for round_ in rounds_of(state):
-        following = stored_response(round_).next_context_state
+        following = read.response(round_).next_context_state
         if following is not None:
             current = following
         elif current.portability is Portability.PORTABLE:
@@ -102,25 +93,22 @@ def _unchanged_since(state: TurnState, begun_with: EngineCheckpoint | None) -> E
     return begun_with if begun_with.resume_same_iteration or state.first_round > begun_with.iteration else None
 
 
-def canonical_messages(state: TurnState) -> list[Message]:
+def canonical_messages(state: TurnState, read: Reader) -> list[Message]:
     """The conversation as a checkpoint has it: with a final answer as soon as it is accepted, and no unfinished tool round."""
-    messages = stored_messages(state)
+    messages = read.messages(state)
     round_ = state.round
     if round_ is not None and state.phase is TurnPhase.ASSISTANT_RESERVED and not round_.calls:
-        messages += assistant_messages(stored_response(round_), round_.index)
+        messages += assistant_messages(read.response(round_), round_.index)
     return messages
 
 
-def stable_prefix(state: TurnState, identity: RunIdentity) -> int:
+def stable_prefix(state: TurnState, identity: RunIdentity, read: Reader) -> int:
     """How many messages from the front a provider may have cached: those that the turn was begun with."""
     if state.stable_prefix is not None:
         return state.stable_prefix
     if identity.begun_with is not None:
         return identity.begun_with.stable_prefix_messages
-    transcript = state.transcript
-    while transcript is not None and transcript.previous is not None:
-        transcript = transcript.previous
-    return 0 if transcript is None else len(stored_messages(replace(state, transcript=transcript)))
+    return read.count_at_first(state)
 
 
 def imported_call(state: TurnState, identity: RunIdentity) -> ModelReconciliationState | None:
@@ -138,7 +126,7 @@ def snapshot_of(standing: Standing, iteration: int) -> ModelInvocationContextSna
     prepared = standing.prepared
     if prepared is not None:
         tail = [message_from(one, "context") for one in values.thaw(prepared.messages)]
-        messages = [*canonical_messages(state)[: prepared.keep], *tail]
+        messages = [*canonical_messages(state, standing.read)[: prepared.keep], *tail]
         made = msgspec.convert({**values.thaw(prepared.rest), "messages": []}, ModelInvocationContextSnapshot)
         return replace(made, messages=messages)
     return ModelInvocationContextSnapshot(
@@ -147,9 +135,9 @@ def snapshot_of(standing: Standing, iteration: int) -> ModelInvocationContextSna
         turn_id=state.trace_id,
         invocation_id=invocation,
         iteration=iteration,
-        messages=canonical_messages(state),
-        stable_prefix_messages=stable_prefix(state, identity),
-        context_state=context_state(state, identity),
+        messages=canonical_messages(state, standing.read),
+        stable_prefix_messages=stable_prefix(state, identity, standing.read),
+        context_state=context_state(state, identity, standing.read),
     )
 
 
@@ -181,14 +169,16 @@ def _told_of(model: ModelCall) -> dict[str, Any] | None:
 
 def checkpoint_of(standing: Standing) -> EngineCheckpoint:
     """The checkpoint of a run where it stands (2.6)."""
-    state, identity = standing.state, standing.identity
+    state, identity, read = standing.state, standing.identity, standing.read
     begun_with = identity.begun_with
     completed = [] if begun_with is None else list(begun_with.completed_tool_results)
     held: ModelInvocationResponse | None = None
     pending: list[ModelToolRequest] = []
     for round_ in rounds_of(state):
-        held = named_response(round_)
-        results = [slot_result(slot, request) for slot, request in zip(round_.slots, held.tool_requests, strict=True)]
+        held = read.named_response(round_)
+        results = [
+            slot_result(slot, request, read) for slot, request in zip(round_.slots, held.tool_requests, strict=True)
+        ]
         completed += [result for result in results if result is not None]
         pending = [request for request, result in zip(held.tool_requests, results, strict=True) if result is None]
     unknown = model_reconciliation(standing)
@@ -214,8 +204,8 @@ def checkpoint_of(standing: Standing) -> EngineCheckpoint:
         delegation_depth=identity.delegation_depth,
         iteration=iteration,
         last_sequence=standing.sequence,
-        messages=canonical_messages(state),
-        stable_prefix_messages=stable_prefix(state, identity),
+        messages=canonical_messages(state, standing.read),
+        stable_prefix_messages=stable_prefix(state, identity, standing.read),
         inputs=identity.inputs,
         active_invocation_id=standing.invocation_id,
         pending_tool_requests=[] if folded else pending,
@@ -229,15 +219,15 @@ def checkpoint_of(standing: Standing) -> EngineCheckpoint:
         # 5.2, 1: before the first decision, whoever resumes calls the model of the same iteration.
         resume_same_iteration=undecided,
         policy_applied_for_iteration=again and unknown is None,
-        context_state=context_state(state, identity),
-        metadata=_metadata(state, identity),
+        context_state=context_state(state, identity, standing.read),
+        metadata=_metadata(state, identity, read),
     )
 
 
-def _metadata(state: TurnState, identity: RunIdentity) -> dict[str, Any] | None:
+def _metadata(state: TurnState, identity: RunIdentity, read: Reader) -> dict[str, Any] | None:
     """The host's own, as imported, and the tokens that were used (5.1, 7), if anything says so."""
     kept = dict((identity.begun_with and identity.begun_with.metadata) or {})
-    usage = usage_of(state, identity)
+    usage = usage_of(state, identity, read)
     if usage != NOTHING:
         kept[METADATA_KEY] = {"usage": to_builtins(usage)}
     return kept or None

@@ -44,7 +44,7 @@ class Emitter:
     def __init__(self, turn: TurnHandle, port: EngineDurabilityPort) -> None:
         self._turn = turn
         self._port = port
-        self._projection = Projection()
+        self._projection = Projection(apart=True)
         self._position = NOWHERE
         self._told = 0
         self._begun = False
@@ -80,7 +80,7 @@ class Emitter:
     async def _read(self) -> list[Write]:
         tail = await self._turn.log.store.read(self._turn.key, after=self._position)
         if tail.restart and self._position != NOWHERE:
-            self._projection = Projection()
+            self._projection = Projection(apart=True)
         self._position = tail.position
         return list(self._projection.follow(decode_entries(self._turn.key, tail.records)))
 

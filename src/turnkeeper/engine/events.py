@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
 
 from turnkeeper.engine.checkpoints import (
     Standing,
@@ -16,11 +19,11 @@ from turnkeeper.engine.checkpoints import (
     context_state,
     imported_call,
     model_reconciliation,
-    named_response,
     slot_result,
     snapshot_of,
 )
 from turnkeeper.engine.identity import RunIdentity, identity_of
+from turnkeeper.engine.stored import Reader
 from turnkeeper.engine.usage import was_held
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
@@ -61,7 +64,7 @@ _ALLOWED: Final = to_builtins(EnginePermissionDecision(approved=True, reason="al
 """The decision where the host has no say: it is asked for nothing and told all the same (1.16)."""
 
 
-class _Planned(NamedTuple):
+class _Planned(msgspec.Struct, frozen=True, gc=False):
     """An event before its payload is made: a payload may hold the whole conversation, and nobody may want it."""
 
     sequence: int
@@ -71,11 +74,11 @@ class _Planned(NamedTuple):
     payload: Callable[[], Any]
 
 
-def _told_result(round_: Round, slot_index: int) -> Callable[[], Any]:
+def _told_result(round_: Round, slot_index: int, read: Reader) -> Callable[[], Any]:
     """The payload that tells what is recorded of a call."""
 
     def payload() -> Any:
-        result = slot_result(round_.slots[slot_index], named_response(round_).tool_requests[slot_index])
+        result = slot_result(round_.slots[slot_index], read.named_response(round_).tool_requests[slot_index], read)
         return {"toolResult": None if result is None else to_builtins(result)}
 
     return payload
@@ -147,7 +150,13 @@ class Projection:
     it is the same whoever projects, and whenever.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool = False) -> None:
+        """
+        Args:
+            apart: the writes share nothing that could be changed: for who hands them out while the projection goes on.
+        """
+        self._apart = apart
+        self._read = Reader()
         self.state = TurnState()
         self.identity = RunIdentity()
         self._sequence = 0
@@ -171,14 +180,14 @@ class Projection:
     def step(self, entry: Entry) -> list[Write]:
         """The writes of the next record."""
         before, self._entry, self._writes = self.state, entry, []
+        if self._apart:
+            self._read = Reader()
         self.state = evolve(before, entry.record, entry.at)
         record = entry.record
         if isinstance(record, r.Started):
             self._begin()
             return self._writes
-        if not (
-            isinstance(record, r.RunStopped) and self._committed
-        ):  # 2.1, 10: behind a commit, nothing more is told of it
+        if not (self._committed and isinstance(record, r.RunStopped)):  # 2.1, 10: nothing is told of it behind a commit
             self._resume(record, before)
         match record:
             case r.ModelStarted():
@@ -194,8 +203,7 @@ class Projection:
             case r.AssistantReserved():
                 self._decided(record)
             case r.PermissionRequested():
-                told = to_builtins(self._request(record.round_index, record.slot_index))
-                self._append(_Kind.PERMISSION_REQUESTED, lambda: {"toolRequest": told})
+                self._append(_Kind.PERMISSION_REQUESTED, self._told_request(record))
             case r.PermissionResolved():
                 self._permission_resolved(record)
             case r.ToolBegun():
@@ -275,7 +283,7 @@ class Projection:
         told = self._plan(_STOPS[record.status], lambda: {"status": record.status, "output": output}, invoked=False)
         state = self.state
         if state.phase is TurnPhase.ROUND_COMMITTED and state.model is None and told.iteration == state.current_round:
-            told = told._replace(iteration=state.current_round + 1)  # the round is over, and no other one was begun
+            told = replace(told, iteration=state.current_round + 1)  # the round is over, and no other one was begun
         self._write([told])
 
     # --- the model -------------------------------------------------------------------------------------------
@@ -308,7 +316,7 @@ class Projection:
         metadata = None if record.metadata is None else values.thaw(record.metadata)
 
         def payload() -> Any:
-            messages = [to_builtins(message) for message in canonical_messages(state)]
+            messages = [to_builtins(message) for message in canonical_messages(state, self._read)]
             return {"messages": messages, "stablePrefixMessages": record.stable_prefix, "metadata": metadata}
 
         # 2.3 (3): the call that comes next has its id already, and is not the active one before its context is prepared.
@@ -355,7 +363,7 @@ class Projection:
             self._invocation = derived_id("inv", self.state.trace_id, self.state.scope, record.round_index)
 
         def payload() -> Any:
-            response = named_response(round_)
+            response = self._read.named_response(round_)
             following = None if response.next_context_state is None else to_builtins(response.next_context_state)
             return {
                 "hasOutput": response.output is not None,
@@ -371,7 +379,7 @@ class Projection:
         told = self._told_unknown(unknown)
 
         def payload() -> Any:
-            response = named_response(round_)
+            response = self._read.named_response(round_)
             return {
                 "reconciliation": told(),
                 "hasOutput": response.output is not None,
@@ -383,38 +391,44 @@ class Projection:
 
     # --- tools -----------------------------------------------------------------------------------------------
 
-    def _request(self, round_index: int, slot_index: int) -> ModelToolRequest:
-        round_ = find_round(self.state, round_index)
+    def _request(
+        self, record: r.ToolBegun | r.PermissionRequested | r.PermissionResolved
+    ) -> Callable[[], ModelToolRequest]:
+        """The call that a record is about, to be read when somebody wants it."""
+        round_, read, index = find_round(self.state, record.round_index), self._read, record.slot_index
         assert round_ is not None
-        return named_response(round_).tool_requests[slot_index]
+        return lambda: read.named_response(round_).tool_requests[index]
+
+    def _told_request(self, record: r.ToolBegun | r.PermissionRequested) -> Callable[[], Any]:
+        request = self._request(record)
+        return lambda: {"toolRequest": to_builtins(request())}
 
     def _permission(self, record: r.ToolBegun) -> Permission | None:
         round_ = find_round(self.state, record.round_index)
         return None if round_ is None else permission_of(round_, record.slot_index)
 
     def _permission_resolved(self, record: r.PermissionResolved) -> None:
-        request = self._request(record.round_index, record.slot_index)
+        request = self._request(record)
         metadata = None if record.metadata is None else values.thaw(record.metadata)
         decision = EnginePermissionDecision(approved=record.approved, reason=record.reason, metadata=metadata)
         self._append(
-            _Kind.PERMISSION_RESOLVED, lambda: {"toolRequestId": request.id, "decision": to_builtins(decision)}
+            _Kind.PERMISSION_RESOLVED, lambda: {"toolRequestId": request().id, "decision": to_builtins(decision)}
         )
 
     def _begun(self, record: r.ToolBegun) -> None:
         if record.refused:
             self._refused.add((record.round_index, record.slot_index))
             return
-        request = self._request(record.round_index, record.slot_index)
-        told = to_builtins(request)
+        request, told = self._request(record), self._told_request(record)
         if self._permission(record) is None:
-            self._append(_Kind.PERMISSION_REQUESTED, lambda: {"toolRequest": told})
-            self._append(_Kind.PERMISSION_RESOLVED, lambda: {"toolRequestId": request.id, "decision": _ALLOWED})
-        self._append(_Kind.TOOL_EXECUTION_STARTED, lambda: {"toolRequest": told})
+            self._append(_Kind.PERMISSION_REQUESTED, told)
+            self._append(_Kind.PERMISSION_RESOLVED, lambda: {"toolRequestId": request().id, "decision": dict(_ALLOWED)})
+        self._append(_Kind.TOOL_EXECUTION_STARTED, told)
 
     def _ended(self, record: r.ToolCompleted | r.ToolAmbiguous | r.ToolResolved, kind: EngineEventKind) -> None:
         round_ = find_round(self.state, record.round_index)
         assert round_ is not None
-        self._checkpointed(self._plan(kind, _told_result(round_, record.slot_index)))
+        self._checkpointed(self._plan(kind, _told_result(round_, record.slot_index, self._read)))
 
     def _folded(self, record: r.RoundCommitted) -> None:
         round_ = find_round(self.state, record.round_index)
@@ -423,9 +437,12 @@ class Projection:
             return  # a final answer is in the conversation from its acceptance on
         state = self.state
         planned = [
-            self._plan(_Kind.TOOL_RESULT_COMMITTED, _told_result(round_, index)) for index in range(len(round_.calls))
+            self._plan(_Kind.TOOL_RESULT_COMMITTED, _told_result(round_, index, self._read))
+            for index in range(len(round_.calls))
         ]
-        counted = self._plan(_Kind.CONVERSATION_UPDATED, lambda: {"messageCount": len(canonical_messages(state))})
+        counted = self._plan(
+            _Kind.CONVERSATION_UPDATED, lambda: {"messageCount": len(canonical_messages(state, self._read))}
+        )
         self._checkpointed(*planned, counted)
 
     # --- the end ---------------------------------------------------------------------------------------------
@@ -469,10 +486,10 @@ class Projection:
             turn_id=state.trace_id,
             status=status,
             output=output,
-            messages=canonical_messages(state),
+            messages=canonical_messages(state, self._read),
             iterations=accepted_answers(state, self.identity),
             last_sequence=self._sequence,
-            context_state=context_state(state, self.identity),
+            context_state=context_state(state, self.identity, self._read),
             model_reconciliation=model_reconciliation(self._standing()),
         )
 
@@ -503,24 +520,37 @@ class Projection:
 
         `active`: whether the model call that they name is the checkpoint's active one.
         """
-        included = self._sequence
-        created = derived_id("checkpoint", self.state.trace_id, self.state.scope, included)
+        included, trace_id, scope = self._sequence, self.state.trace_id, self.state.scope
         told = self._plan(
-            _Kind.CHECKPOINT_CREATED, lambda: {"checkpointId": created, "includedThroughSequence": included}
+            _Kind.CHECKPOINT_CREATED,
+            lambda: {
+                "checkpointId": derived_id("checkpoint", trace_id, scope, included),
+                "includedThroughSequence": included,
+            },
         )
         if not active:
             self._invocation = None
         self._write([*planned, told], checkpoint=True, included=included)
 
-    def _standing(self) -> Standing:
-        return Standing(self.state, self.identity, self._sequence, self._invocation, self._attempt, self._prepared)
+    def _standing(self, sequence: int | None = None) -> Standing:
+        last = self._sequence if sequence is None else sequence
+        return Standing(self.state, self.identity, last, self._invocation, self._attempt, self._prepared, self._read)
 
     def _write(self, planned: list[_Planned], *, checkpoint: bool = False, included: int | None = None) -> None:
         assert self._entry is not None
-        standing = self._standing()._replace(sequence=self._sequence if included is None else included)
-        self._writes.append(Write(self._entry.seq, self._entry.at, tuple(planned), standing, checkpoint))
+        self._writes.append(
+            Write(self._entry.seq, self._entry.at, tuple(planned), self._standing(included), checkpoint)
+        )
 
 
 def writes_of(entries: Iterable[Entry]) -> list[Write]:
     """Everything that a turn's log, from its first record on, means to a durability port."""
     return list(Projection().follow(entries))
+
+
+def last_checkpoint(entries: Iterable[Entry]) -> EngineCheckpoint | None:
+    """The checkpoint of the last write that has one."""
+    last: Write | None = None
+    for write in Projection().follow(entries):
+        last = write if write.has_checkpoint else last
+    return None if last is None else last.checkpoint

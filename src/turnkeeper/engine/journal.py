@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import anyio
 
 from turnkeeper.engine.identity import RunIdentity, identity_of
+from turnkeeper.engine.stored import Reader
 from turnkeeper.errors import TurnCheckpointConflict
 from turnkeeper.log.decision import Decision
 from turnkeeper.turn import commands as c
@@ -56,6 +57,8 @@ class Journal:
         self.after_write: Callable[[], Awaitable[None]] | None = None
         """What follows each write, before anything that the write was for: the host's durability port."""
         self._identity: tuple[tuple[str, bytes], RunIdentity | None] = (("", b""), None)
+        self.read = Reader()
+        """Of this run: for what is looked at in every round."""
         self._deferred: list[c.Command] = []
         self._lock = anyio.Lock(fast_acquire=True)
 

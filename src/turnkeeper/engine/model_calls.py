@@ -159,8 +159,8 @@ class ModelCalls:
             invocation_id=model_invocation_id(state, round_index),
             iteration=round_index,
             messages=list(messages),
-            stable_prefix_messages=stable_prefix(state, identity),
-            context_state=context_state(state, identity),
+            stable_prefix_messages=stable_prefix(state, identity, self._journal.read),
+            context_state=context_state(state, identity, self._journal.read),
             inputs=identity.inputs,
         )
         try:
@@ -184,7 +184,7 @@ class ModelCalls:
         if context is None:
             await self._journal.ask(start)
             return
-        known = canonical_messages(self._journal.state)
+        known = canonical_messages(self._journal.state, self._journal.read)
         keep = common_prefix(known, context.messages)
         tail = [to_builtins(message) for message in context.messages[keep:]]
         rest = to_builtins(replace_fields(context, messages=[]))

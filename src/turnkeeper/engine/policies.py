@@ -40,7 +40,7 @@ async def apply_policy(
     """
     state = journal.state
     identity = journal.identity
-    prefix = stable_prefix(state, identity)
+    prefix = stable_prefix(state, identity, journal.read)
     request = HostPolicyRequest(
         session_id=identity.session_id or "",
         turn_id=state.trace_id,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
 
-from turnkeeper.engine.transcript import result_text
+from turnkeeper.engine.transcript import request_ids, result_text
 from turnkeeper.engine.wire import (
     Message,
     ModelInvocationResponse,
@@ -19,7 +20,7 @@ from turnkeeper.engine.wire import (
 from turnkeeper.errors import InvalidInput, SchemaConflict
 from turnkeeper.log import values
 from turnkeeper.turn.identity import raw_calls
-from turnkeeper.turn.state import Round, TurnState, thaw_messages
+from turnkeeper.turn.state import Round, Transcript, TurnState, thaw_messages, thaw_tail
 
 _WIRE_FIELDS = frozenset({"output", "toolRequests", "assistantMessages"})
 
@@ -32,6 +33,90 @@ UNKNOWN_TEXT = (
 def stored_messages(state: TurnState) -> list[Message]:
     """The canonical transcript."""
     return [message_from(message, f"messages[{i}]") for i, message in enumerate(thaw_messages(state.transcript))]
+
+
+class Reader:
+    """Reads what a log's frames hold, each of them once, however often it is asked for: states share what they do not change.
+
+    What it gives is shared as well, so it is for who looks at it or hands it out once, and not for who lets others change it.
+    """
+
+    def __init__(self) -> None:
+        self._transcript: tuple[Transcript | None, list[Message]] = (None, [])
+        self._first: tuple[Transcript | None, int] = (None, 0)
+        self._responses: dict[int, tuple[bytes, ModelInvocationResponse]] = {}
+        self._named: dict[int, tuple[bytes, ModelInvocationResponse]] = {}
+        self._results: dict[tuple[bytes, str, str], ModelToolResult] = {}
+
+    def messages(self, state: TurnState) -> list[Message]:
+        """The canonical transcript: a list of its own each time."""
+        known, messages = self._transcript
+        fresh: list[Transcript] = []
+        transcript = state.transcript
+        while transcript is not None and transcript is not known:
+            fresh.append(transcript)
+            transcript = transcript.previous
+        messages = messages[:] if transcript is not None else []
+        for one in reversed(fresh):
+            del messages[one.keep :]
+            start = len(messages)
+            messages += [message_from(m, f"messages[{start + i}]") for i, m in enumerate(thaw_tail(one))]
+        self._transcript = (state.transcript, messages)
+        return messages[:]
+
+    def count_at_first(self, state: TurnState) -> int:
+        """How many messages the turn was begun with."""
+        first = state.transcript
+        while first is not None and first.previous is not None:
+            first = first.previous
+        known, count = self._first
+        if first is not known and first is not None:
+            count = len(thaw_tail(first))
+            self._first = (first, count)
+        return 0 if first is None else count
+
+    def response(self, round_: Round) -> ModelInvocationResponse:
+        """The canonical decision of a round."""
+        return self._kept(self._responses, round_, stored_response)
+
+    def named_response(self, round_: Round) -> ModelInvocationResponse:
+        """A round's decision, with an id of its own for each tool request: a provider's may be empty or repeated (5.1, 2)."""
+        return self._kept(self._named, round_, self._name)
+
+    def _kept(
+        self,
+        known: dict[int, tuple[bytes, ModelInvocationResponse]],
+        round_: Round,
+        make: Callable[[Round], ModelInvocationResponse],
+    ) -> ModelInvocationResponse:
+        frame, response = known.get(round_.index, (b"", None))
+        if response is None or frame is not round_.response:
+            response = make(round_)
+            known[round_.index] = (round_.response, response)
+        return response
+
+    def _name(self, round_: Round) -> ModelInvocationResponse:
+        response = self.response(round_)
+        ids = request_ids(response, round_.index)
+        if all(request.id == given for request, given in zip(response.tool_requests, ids, strict=True)):
+            return response
+        named = [
+            msgspec.structs.replace(request, id=given)
+            for request, given in zip(response.tool_requests, ids, strict=True)
+        ]
+        return msgspec.structs.replace(response, tool_requests=named)
+
+    def result(self, frame: bytes, request: ModelToolRequest) -> ModelToolResult:
+        """The result of a slot, under the id of its request."""
+        request_id = request.id or ""
+        key = (frame, request_id, request.name)
+        found = self._results.get(key)
+        if found is None:
+            found = stored_result(frame, request_id, request.name)
+            if found.request_id != request_id:
+                found = msgspec.structs.replace(found, request_id=request_id)
+            self._results[key] = found
+        return found
 
 
 def stored_response(round_: Round) -> ModelInvocationResponse:

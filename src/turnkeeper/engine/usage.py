@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from turnkeeper.engine.identity import RunIdentity
-from turnkeeper.engine.stored import stored_response
+from turnkeeper.engine.stored import Reader, stored_response
 from turnkeeper.engine.wire import EngineCheckpoint, InvocationUsage
 from turnkeeper.errors import InvalidInput
 from turnkeeper.turn.state import Round, TurnState
@@ -34,7 +34,8 @@ def was_held(state: TurnState, begun_with: EngineCheckpoint) -> bool:
 class Meter:
     """Adds up what a turn's decisions took. A decision is read once, however often it is asked for: they do not change."""
 
-    def __init__(self) -> None:
+    def __init__(self, read: Reader | None = None) -> None:
+        self._response = stored_response if read is None else read.response
         self._total = NOTHING
         self._counted: tuple[int, bytes] | None = None
         """The last decision that is in the total: its round, and what it is known by."""
@@ -55,14 +56,14 @@ class Meter:
             if fresh and began is not None and identity.usage_before is not None and was_held(state, began):
                 fresh.pop()  # it is in there
         for one in reversed(fresh):
-            self._total = added(self._total, stored_response(one).usage)
+            self._total = added(self._total, self._response(one).usage)
         self._counted = None if state.round is None else (state.round.index, state.round.response)
         return self._total
 
 
-def usage_of(state: TurnState, identity: RunIdentity) -> InvocationUsage:
+def usage_of(state: TurnState, identity: RunIdentity, read: Reader | None = None) -> InvocationUsage:
     """What the turn's decisions took: see `Meter`, which is for who asks again and again."""
-    return Meter().read(state, identity)
+    return Meter(read).read(state, identity)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import binascii
 import sys
 import threading
 import zlib
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from turnkeeper.errors import SchemaConflict, ValueTooLarge
@@ -28,6 +29,8 @@ Codec = Literal["plain", "zstd", "seed"]
 PLAIN: Final = 0x01
 ZSTD: Final = 0x02
 SEED: Final = ord("1")
+
+_PLAIN_BYTE: Final = b"\x01"
 
 COMPRESS_FROM: Final = 512
 """Below this size compression costs more than it saves."""
@@ -92,6 +95,13 @@ def encode(payload: bytes, codec: Codec = "zstd", *, limit: int = MAX_INFLATED, 
             _lately.remember(frame, payload)
             return frame
     return b"\x01" + payload
+
+
+def joined(bodies: Sequence[bytes]) -> bytes | None:
+    """Plain frames as one msgpack array of what they hold, to be decoded in one go; None where one of them is not plain."""
+    if any(body[:1] != _PLAIN_BYTE for body in bodies):
+        return None
+    return b"\xdd" + len(bodies).to_bytes(4, "big") + b"".join([body[1:] for body in bodies])
 
 
 def decode(frame: bytes, *, limit: int = MAX_INFLATED, where: str = "frame") -> bytes:

@@ -10,6 +10,7 @@ import msgspec
 from turnkeeper.errors import TurnSchemaConflict
 from turnkeeper.log import frames
 from turnkeeper.log.record import NOWHERE, Record
+from turnkeeper.log.shell import decode_many
 from turnkeeper.log.store import Store
 from turnkeeper.turn.evolve import TurnRules, fold
 from turnkeeper.turn.records import AnyRecord
@@ -34,6 +35,16 @@ class TurnHistory(NamedTuple):
     """The last sequence of the whole log."""
 
 
+async def read_entries(store: Store, key: str, *, at: int | None = None) -> list[Entry]:
+    """The records of a turn's log, up to the sequence `at` if one is given.
+
+    Raises:
+        TurnSchemaConflict: a record has a form that this version does not know.
+    """
+    records = (await store.read(key)).records
+    return decode_entries(key, records if at is None else [record for record in records if record.seq <= at])
+
+
 async def read_history(store: Store, key: str, *, at: int | None = None) -> TurnHistory | None:
     """Read the log of a turn, up to the sequence `at` if one is given. None if there is no such log.
 
@@ -55,13 +66,17 @@ def decode_entries(key: str, records: Iterable[Record]) -> list[Entry]:
     Raises:
         TurnSchemaConflict: one of them has a form that this version does not know.
     """
-    decoder = TurnRules(0).decoder()
-    entries: list[Entry] = []
-    for record in records:
-        where = f"{key} record {record.seq}"
-        try:
-            decoded = decoder.decode(frames.decode(record.body, where=where))[1]
-        except (msgspec.ValidationError, msgspec.DecodeError) as e:
-            raise TurnSchemaConflict(where, str(e)) from e
-        entries.append(Entry(record.seq, record.at, len(record.body), decoded))
-    return entries
+    decoder, found = TurnRules(0).decoder(), list(records)
+    many = decode_many(decoder, found)
+    if many is None:
+        many = [_decoded(decoder, record, f"{key} record {record.seq}") for record in found]
+    return [Entry(seq, at, len(body), record) for (seq, at, body), (_, record) in zip(found, many, strict=True)]
+
+
+def _decoded(
+    decoder: msgspec.msgpack.Decoder[tuple[bytes, AnyRecord]], record: Record, where: str
+) -> tuple[bytes, AnyRecord]:
+    try:
+        return decoder.decode(frames.decode(record.body, where=where))
+    except (msgspec.ValidationError, msgspec.DecodeError) as e:
+        raise TurnSchemaConflict(where, str(e)) from e

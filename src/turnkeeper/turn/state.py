@@ -222,8 +222,13 @@ def thaw_messages(transcript: Transcript | None) -> list[Any]:
     messages: list[Any] = []
     for part in reversed(chain):
         del messages[part.keep :]
-        messages += cast("list[Any]", values.thaw(part.tail, shared=references(part.round)))
+        messages += thaw_tail(part)
     return messages
+
+
+def thaw_tail(part: Transcript) -> list[Any]:
+    """The messages that one part of a transcript adds, new copies."""
+    return cast("list[Any]", values.thaw(part.tail, shared=references(part.round)))
 
 
 def final_text(state: TurnState) -> str | None:
