@@ -1,8 +1,4 @@
-"""The turn of the crash tests of model ports: two tools at the same time and a last word, through a provider's real client.
-
-The module is loaded once, into a process that forks one child for each life of the turn; what the clients build at their first
-use is built by then.
-"""
+"""The turn of the crash tests of model ports: two tool calls in one answer, and a last word, through a provider's real client."""
 
 from __future__ import annotations
 
@@ -182,7 +178,7 @@ def live(job: Job, told: Connection) -> None:
     told.send(asyncio.run(perform(job)))
 
 
-async def _warm_up() -> None:
+async def warm_up() -> None:
     """Build what the clients build at their first stream, without a server: a process that forks must not have threads."""
     work = Work(1, 0, SCRIPT.rounds[0], {"background": True})
     streams = {"background": response_events(work), "messages": message_events(work)}
@@ -192,7 +188,3 @@ async def _warm_up() -> None:
         transport = httpx2.MockTransport(lambda _, body=body, head=head: httpx2.Response(200, text=body, headers=head))
         async with _port(Job(api, True, "http://nobody.test", "", ""), None, transport) as port:
             await port.invoke(asking())
-
-
-if __name__ != "__main__":
-    asyncio.run(_warm_up())
