@@ -1,0 +1,1 @@
+"""Channels, each against what it speaks to."""
