@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-SCENES: Final = ("scenario", "flow_scenario")
+SCENES: Final = ("scenario", "flow_scenario", "flow_workers")
 """Modules of this package whose `perform` does a job; `a_job` makes a short one, for a path."""
 _PROJECT: Final = Path(__file__).resolve().parents[2]
 _LONGEST: Final = 60.0

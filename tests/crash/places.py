@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
@@ -119,6 +119,16 @@ class Stage:
         folder.mkdir()
         with self.lanes.taken() as lane:
             yield Place(lane.nursery, self._url(lane.number, folder), folder)
+
+    @contextmanager
+    def together(self, name: str) -> Generator[list[Place]]:
+        """A place for processes that are at it at the same time, one in each lane."""
+        folder = self._folder / name
+        folder.mkdir()
+        with ExitStack() as stack:
+            lanes = [stack.enter_context(self.lanes.taken()) for _ in range(LANES)]
+            url = self._url(0, folder)
+            yield [Place(lane.nursery, url, folder) for lane in lanes]
 
     @contextmanager
     def case(self, name: str, policy: Policy, *, parallel: bool) -> Generator[Case]:
