@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
-from bench import finished, growth, loading, memory, messages, ratio
+from bench import finished, growth, loading, memory, messages, projecting, ratio
 from bench.drivers import JOURNAL
 from bench.findings import Finding, show
 from bench.loop import LOOP
@@ -48,6 +48,7 @@ _PARTS: Final[dict[str, _Part]] = {
     "writes": _Part("writes and bytes", _writes),
     "growth": _Part("a round, late in a turn", growth.measure),
     "loading": _Part("loading", loading.measure, ("sqlite",)),  # beside a raw read of SQLite's rows
+    "projecting": _Part("projecting", projecting.measure, ("sqlite",)),
     "memory": _Part("memory of open turns", memory.measure, ("sqlite",)),  # which no store keeps for us
     "messages": _Part("messages of conversations beside the bare floor", messages.measure),
     "opening": _Part("opening a long conversation", messages.opening, ("sqlite",)),  # what is read is the same on all

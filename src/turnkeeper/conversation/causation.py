@@ -45,7 +45,8 @@ def row_after(state: ConversationState, message: Inbound, claim: c.Claim, instan
             return "unasked", None
         case _:
             pass
-    if (flow.parked or claim.live == flow.revision) and message.number <= flow.watermark:
+    if message.number <= flow.watermark:
+        # C8. Also where the wait is lost: what was begun for this message beside the flow is found again by its keys.
         return "unasked", None
     return _answered(flow, message, claim)
 

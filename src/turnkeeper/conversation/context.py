@@ -23,7 +23,10 @@ Validate = Callable[[Message], Any]
 
 
 class Reject(ValueError):
-    """A validator raises this (or any `ValueError`): the wait stays, and the text is sent as the new prompt (C6)."""
+    """A validator raises this: the wait stays, and the text is sent as the new prompt, with the buttons of the old one (C6).
+
+    Any other `ValueError` rejects, too; then the old prompt is sent again.
+    """
 
 
 class TimedOut(TurnkeeperError):

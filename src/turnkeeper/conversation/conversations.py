@@ -454,7 +454,12 @@ class Conversations:
         busy: set[str] = set()
         async with anyio.create_task_group() as tasks:
             while True:
-                for conversation_id in await self._pending():
+                try:
+                    pending = await self._pending()
+                except StoreError:
+                    log.exception("what is pending cannot be listed now")
+                    pending = []
+                for conversation_id in pending:
                     if conversation_id not in busy:
                         busy.add(conversation_id)
                         await limit.acquire_on_behalf_of(conversation_id)
@@ -476,9 +481,9 @@ class Conversations:
         found: list[str] = []
         async for head in self._store.heads(HeadQuery(kind=KIND)):
             labels = head.labels
-            ready = head.phase == "PENDING" and int(labels.get("not_before", 0)) <= now
-            due = "due" in labels and (not now or int(labels["due"]) <= now)
-            if ready or due:
+            at = labels.get("not_before", "0") if head.phase == "PENDING" else None
+            # Before the store was first heard, its time is not known: the claim tells.
+            if any(when is not None and (not now or int(when) <= now) for when in (at, labels.get("due"))):
                 found.append(labels["conversation"])
         return found
 

@@ -28,6 +28,8 @@ from turnkeeper.log.record import Head
 _HOUR: Final = 3_600_000
 _SNAPSHOT_FROM: Final = 64
 """Records below which a log is left as it is."""
+_BUNCH: Final = 64
+"""Digests of events that are kept together: adding one copies no more than these."""
 
 
 class Retention(msgspec.Struct, frozen=True):
@@ -41,7 +43,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     ttl_ms: int = 90 * 24 * _HOUR
     events_ms: int = 72 * _HOUR
-    most_events: int = 4096
+    most_events: int = 2048
 
 
 def seen(state: ConversationState, event: bytes) -> bool:
@@ -57,20 +59,18 @@ def seen(state: ConversationState, event: bytes) -> bool:
 
 def _remember(events: tuple[tuple[int, bytes], ...], event: bytes, at: int) -> tuple[tuple[int, bytes], ...]:
     hour = at // _HOUR
-    if events and events[-1][0] >= hour:
+    if events and events[-1][0] >= hour and len(events[-1][1]) < _BUNCH * EVENT_BYTES:
         return (*events[:-1], (events[-1][0], events[-1][1] + event))
-    return (*events, (hour, event))
+    return (*events, (max(hour, events[-1][0]) if events else hour, event))
 
 
 def forget_events(
     events: tuple[tuple[int, bytes], ...], retention: Retention, at: int
 ) -> tuple[tuple[int, bytes], ...]:
-    """Without those that are too old, or too many, by whole hours; the last hour's oldest go where it alone has too many."""
+    """Without those that are too old, or too many; by whole bunches."""
     kept = [(hour, digests) for hour, digests in events if (hour + 1) * _HOUR + retention.events_ms > at]
-    while len(kept) > 1 and sum(len(digests) for _, digests in kept[1:]) >= retention.most_events * EVENT_BYTES:
+    while sum(len(digests) for _, digests in kept[1:]) >= retention.most_events * EVENT_BYTES:
         del kept[0]
-    if kept and len(kept[0][1]) > 2 * retention.most_events * EVENT_BYTES:
-        kept[0] = (kept[0][0], kept[0][1][-retention.most_events * EVENT_BYTES :])
     return tuple(kept)
 
 

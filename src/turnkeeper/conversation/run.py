@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from turnkeeper.conversation import commands as c
 from turnkeeper.conversation.agent_turns import AgentAnswer, has_acted, run_agent
 from turnkeeper.conversation.channel import Channel
-from turnkeeper.conversation.context import FlowContext, TimedOut, Validate
+from turnkeeper.conversation.context import FlowContext, Reject, TimedOut, Validate
 from turnkeeper.conversation.decide import Claimed
 from turnkeeper.conversation.flow import Flow, Step
 from turnkeeper.conversation.handle import ConversationHandle
@@ -235,7 +235,11 @@ class StepRun:
                 value = await self._judged(validate)
             except ValueError as e:
                 self._reject(answer)
-                prompt = Content(text=str(e) or "Please try again.") if str(e) or prompt is None else prompt
+                # What other code says in its errors is not for the person who has asked nothing of it.
+                told = str(e) if isinstance(e, Reject) else ""
+                if told or prompt is None:
+                    buttons = () if prompt is None else prompt.buttons
+                    prompt = Content(text=told or "Please try again.", buttons=buttons)
                 continue
             self._accept(answer, value)
             return value

@@ -164,7 +164,7 @@ class ConversationState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     inbound: tuple[Inbound, ...] = ()
     """Messages that are not settled, in order."""
     events: tuple[tuple[int, bytes], ...] = ()
-    """Digests of event ids, put together by the hour in which they came: what a duplicate is told by."""
+    """Digests of event ids, in bunches of the hour in which they came: what a duplicate is told by."""
     owner: str = ""
     fence: int = 0
     lease_end: int = 0
