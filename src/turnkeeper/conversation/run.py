@@ -156,6 +156,7 @@ class StepRun:
             assert step is not None
             behind = flow.after(step, await flow.code(step)(context))
             if behind is None:
+                await self._outlet.settle_rest()
                 number = self._record.number
                 end = c.EndFlow(self._pen.owner, self._pen.fence, number, "done")
                 await self._pen.write(end, c.Settle(self._pen.owner, self._pen.fence, number, "handled"))
@@ -195,6 +196,7 @@ class StepRun:
         """The message is handled beside the flow; with `end`, the flow is over for that reason."""
         number, owner, fence = self._record.number, self._pen.owner, self._pen.fence
         ends = [c.EndFlow(owner, fence, number, end)] if end is not None else []
+        await self._outlet.settle_rest()
         await self._pen.write(*ends, c.Settle(owner, fence, number, outcome))
 
     # --- sending and asking ----------------------------------------------------------------------------------
@@ -276,7 +278,10 @@ class StepRun:
         row = self._row
         assert row is not None
         kept = not row.first_wait or number == 0
-        timer = "" if timeout is None else timer_id(row.instance, row.entry, "ask", number)
+        await self._outlet.settle_rest()
+        # A wait that goes on behind a rejected answer has another timer: the old one's firing may be on its way.
+        asked_by = f"ask {self._record.number}"
+        timer = "" if timeout is None else timer_id(row.instance, row.entry, asked_by, number)
         parked = replace(
             row,
             parked=kept,
