@@ -30,6 +30,7 @@ from turnkeeper.errors import (
     InvalidInput,
     MessageNotDelivered,
     OwnershipLost,
+    StoreError,
     StoreUnsuitable,
     TurnUnfinished,
 )
