@@ -47,6 +47,13 @@ class Reader:
         self._responses: dict[int, tuple[bytes, ModelInvocationResponse]] = {}
         self._named: dict[int, tuple[bytes, ModelInvocationResponse]] = {}
         self._results: dict[tuple[bytes, str, str], ModelToolResult] = {}
+        self._thawed: dict[bytes, Any] = {}
+
+    def _thaw(self, frame: bytes) -> Any:
+        """A decision's or a result's value, which is also looked into for the strings that its round's commit shares with it."""
+        if frame not in self._thawed:
+            self._thawed[frame] = values.thaw(frame)
+        return self._thawed[frame]
 
     def messages(self, state: TurnState) -> list[Message]:
         """The canonical transcript: a list of its own each time."""
@@ -60,7 +67,7 @@ class Reader:
         for one in reversed(fresh):
             del messages[one.keep :]
             start = len(messages)
-            messages += [message_from(m, f"messages[{start + i}]") for i, m in enumerate(thaw_tail(one))]
+            messages += [message_from(m, f"messages[{start + i}]") for i, m in enumerate(thaw_tail(one, self._thaw))]
         self._transcript = (state.transcript, messages)
         return messages[:]
 
@@ -77,7 +84,7 @@ class Reader:
 
     def response(self, round_: Round) -> ModelInvocationResponse:
         """The canonical decision of a round."""
-        return self._kept(self._responses, round_, stored_response)
+        return self._kept(self._responses, round_, self._respond)
 
     def named_response(self, round_: Round) -> ModelInvocationResponse:
         """A round's decision, with an id of its own for each tool request: a provider's may be empty or repeated (5.1, 2)."""
@@ -94,6 +101,9 @@ class Reader:
             response = make(round_)
             known[round_.index] = (round_.response, response)
         return response
+
+    def _respond(self, round_: Round) -> ModelInvocationResponse:
+        return stored_response_from(self._thaw(round_.response), f"decision of round {round_.index}")
 
     def _name(self, round_: Round) -> ModelInvocationResponse:
         response = self.response(round_)
@@ -112,7 +122,7 @@ class Reader:
         key = (frame, request_id, request.name)
         found = self._results.get(key)
         if found is None:
-            found = stored_result(frame, request_id, request.name)
+            found = _stored_result(self._thaw(frame), request_id, request.name)
             if found.request_id != request_id:
                 found = msgspec.structs.replace(found, request_id=request_id)
             self._results[key] = found
@@ -144,7 +154,10 @@ def stored_response_from(response: dict[str, Any], field: str) -> ModelInvocatio
 
 def stored_result(frame: bytes, request_id: str, name: str) -> ModelToolResult:
     """The result of a slot."""
-    record: Any = values.thaw(frame)
+    return _stored_result(values.thaw(frame), request_id, name)
+
+
+def _stored_result(record: Any, request_id: str, name: str) -> ModelToolResult:
     if isinstance(record, dict) and "outcome" in record:
         return _result_from(cast("dict[str, Any]", record), name)
     output: Any = cast("dict[str, Any]", record).get("content", record) if isinstance(record, dict) else record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from turnkeeper.log import frames, values
@@ -14,8 +14,14 @@ class References(Sequence[Any]):
     Looked at only where something refers to it. A frame that is None holds nothing, and has its number all the same.
     """
 
-    def __init__(self, sources: Sequence[bytes | None]) -> None:
+    def __init__(self, sources: Sequence[bytes | None], thaw: Callable[[bytes], Any] = values.thaw) -> None:
+        """
+        Args:
+            sources: the frames.
+            thaw: what gives the value of one of them, to look for strings in.
+        """
         self._sources = sources
+        self._thaw = thaw
         self._strings: list[str] | None = None
 
     def _found(self) -> list[str]:
@@ -24,7 +30,7 @@ class References(Sequence[Any]):
                 string
                 for source in self._sources
                 if source is not None
-                for string in values.strings_of(values.thaw(source))
+                for string in values.strings_of(self._thaw(source))
             ]
         return self._strings
 

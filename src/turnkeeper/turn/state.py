@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import msgspec
@@ -205,12 +206,12 @@ def permission_of(round_: Round, slot_index: int) -> Permission | None:
     return round_.permissions[slot_index] if round_.permissions else None
 
 
-def references(round_: Round | None, *, results: bool = True) -> References:
+def references(round_: Round | None, *, results: bool = True, thaw: Callable[[bytes], Any] = values.thaw) -> References:
     """What a commit of the round refers to: its decision, and the results as they stand."""
     if round_ is None:
         return References(())
     found = [None if slot is None else slot.result for slot in round_.slots] if results else []
-    return References((round_.response, *found))
+    return References((round_.response, *found), thaw)
 
 
 def thaw_messages(transcript: Transcript | None) -> list[Any]:
@@ -226,9 +227,9 @@ def thaw_messages(transcript: Transcript | None) -> list[Any]:
     return messages
 
 
-def thaw_tail(part: Transcript) -> list[Any]:
-    """The messages that one part of a transcript adds, new copies."""
-    return cast("list[Any]", values.thaw(part.tail, shared=references(part.round)))
+def thaw_tail(part: Transcript, thaw: Callable[[bytes], Any] = values.thaw) -> list[Any]:
+    """The messages that one part of a transcript adds, new copies. `thaw` gives what they share strings with."""
+    return cast("list[Any]", values.thaw(part.tail, shared=references(part.round, thaw=thaw)))
 
 
 def final_text(state: TurnState) -> str | None:
