@@ -56,6 +56,18 @@ async def test_third_example_runs() -> None:
 def test_import_is_light() -> None:
     """`import turnkeeper` brings no library beside the standard one."""
     code = "import sys, turnkeeper; print(sorted({m.split('.')[0] for m in sys.modules} & {*sys.argv[1:]}))"
-    heavy = ["msgspec", "anyio", "backports", "rich", "cyclopts", "redis", "psycopg", "asyncio", "sqlite3"]
+    heavy = [
+        "msgspec",
+        "anyio",
+        "backports",
+        "rich",
+        "cyclopts",
+        "redis",
+        "psycopg",
+        "asyncio",
+        "sqlite3",
+        "openai",
+        "anthropic",
+    ]
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
