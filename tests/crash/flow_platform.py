@@ -92,8 +92,13 @@ def platform(kind: str, ledger: Ledger, boundaries: Boundaries, life: int = 0) -
 class Person:
     """Answers the latest question that is visible. What she says is journaled by a front-end, and told to it twice."""
 
-    def __init__(self, front: Conversations, conversation: str, ledger: Ledger) -> None:
+    def __init__(self, front: Conversations, conversation: str, ledger: Ledger, *, insists: bool) -> None:
+        """
+        Args:
+            insists: whether she says each answer again, as another message.
+        """
         self._front = front
+        self._insists = insists
         self._conversation = conversation
         self._ledger = ledger
 
@@ -119,7 +124,11 @@ class Person:
         if not questions:
             return False
         latest = questions[-1]
-        return await self.says(f"answer to {latest['key']}", f"{latest['text']} {latest['key']}")
+        answer = f"{latest['text']} {latest['key']}"
+        new = await self.says(f"answer to {latest['key']}", answer)
+        if self._insists:
+            await self.says(f"again to {latest['key']}", answer)
+        return new
 
 
 async def settle_doubts(handle: ConversationHandle, ledger: Ledger) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Final, Literal, TypedDict, cast
 
 from tests.conformance.support import ClockedStore
 from tests.crash.flow_platform import Person, platform, settle_doubts
@@ -19,14 +19,15 @@ from turnkeeper.conversation.state import ConversationState, SendState
 from turnkeeper.engine.tools import Tool
 from turnkeeper.stores.opening import open_store
 
-Hurry = Literal["between", "at once"]
-"""When the person answers: when the bot is quiet or down, or the moment that she sees a question."""
+Hurry = Literal["between", "at once", "insisting"]
+"""When the person answers: when the bot is quiet or down; the moment that she sees a question; or the former, and twice each."""
+ORDER: Final = "I want to order"
 Effects = Literal["none", "reconcile", "transactional"]
 
 
-def order_flow(mode: Resume, effects: list[Tool]) -> Flow:
+def order_flow(mode: Resume, effects: list[Tool], *, only_after: bool) -> Flow:
     """The flow of the page; with effects, one before the first wait, one behind it and one in the step behind."""
-    flow = Flow("order", resume=mode)
+    flow = Flow("order", resume=mode, starts=lambda message: message.text == ORDER)
 
     async def do(c: FlowContext, n: int) -> None:
         for effect in effects:
@@ -36,10 +37,10 @@ def order_flow(mode: Resume, effects: list[Tool]) -> Flow:
     async def ordering(c: FlowContext) -> None:
         await c.send("Welcome.")
         await do(c, 1)
-        name = await c.ask("Name?")
+        name = await c.ask("Name?", only_after=only_after)
         await c.send(f"Hello, {name}.")
         await do(c, 2)
-        size = await c.ask("Size?")
+        size = await c.ask("Size?", only_after=only_after)
         c.state |= {"name": name, "size": size}
 
     @flow.step
@@ -161,10 +162,11 @@ async def _live(job: Job) -> dict[str, Any]:
     ledger = Ledger(Path(job["ledger"]))
     channel = platform(job["channel"], ledger, boundaries, life)
     effect = Effect(ledger, boundaries, "%s" if url.startswith("postgresql:") else "?")
-    flow = order_flow(job["mode"], effect.tools(job["effects"]))
-    person = Person(Conversations(store, [flow], channel, name="front-end"), conversation, ledger)
+    insists = job["hurry"] == "insisting"
+    flow = order_flow(job["mode"], effect.tools(job["effects"]), only_after=insists)
+    person = Person(Conversations(store, [flow], channel, name="front-end"), conversation, ledger, insists=insists)
     if not life:
-        await person.says("hello", "I want to order")
+        await person.says("hello", ORDER)
     await person.repeats()
     await person.answers()
     if job["hurry"] == "at once":

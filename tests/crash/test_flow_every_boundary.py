@@ -16,10 +16,14 @@ from tests.crash.places import TRANSACTIONAL, Place, Stage
 SERVERS: Final = ("postgres", "redis", "redis cluster")
 COURSES: Final = tuple(Course(mode, channel) for mode in ("all-answers", "first-wait") for channel in CHANNELS)
 AT_ONCE: Final = tuple(course._replace(hurry="at once") for course in COURSES)
+INSISTING: Final = tuple(course._replace(hurry="insisting") for course in COURSES)
+ALL: Final = (*COURSES, *AT_ONCE, *INSISTING)
 ON_SERVERS: Final = (COURSES[1], COURSES[2], COURSES[3])
 """Of the courses, those that are run on servers every time: what is different there is the store, and that knows no courses."""
 EVERY_TIME: Final = (COURSES[0], COURSES[2], COURSES[3])
 """The courses of which every pair is run every time, on files."""
+PARTLY: Final = (COURSES[1], COURSES[4], COURSES[5], AT_ONCE[3], INSISTING[0], INSISTING[3])
+"""The courses of which a part of the pairs is."""
 RECONCILED: Final = tuple(Course(mode, "searched", effects="reconcile") for mode in ("all-answers", "first-wait"))
 IN_A_TRANSACTION: Final = tuple(
     Course(mode, "keyed", effects="transactional") for mode in ("all-answers", "first-wait")
@@ -78,9 +82,9 @@ def singles(stage: Stage, course: Course) -> list[Outcome]:
 
 
 @courses(
-    ("sqlite file", (*COURSES, *AT_ONCE)),
+    ("sqlite file", ALL),
     *((server, ON_SERVERS) for server in SERVERS),
-    soak=[(server, (*COURSES, *AT_ONCE)) for server in SERVERS],
+    soak=[(server, ALL) for server in SERVERS],
 )
 def test_killed_at_every_boundary(stage: Stage, course: Course) -> None:
     """C1 to C9, O1 to O3, invariants 1, 3, 5, 6, 9, 11: whatever a process did last, the one behind it gets the flow to its end.
@@ -109,7 +113,7 @@ def every_pair(stage: Stage, course: Course, firsts: Callable[[int], Sequence[in
     return [one for some in stage.lanes.threads.map(die_at, boundaries) for one in some]
 
 
-@courses(("sqlite file", EVERY_TIME), soak=[("sqlite file", (*COURSES, *AT_ONCE))])
+@courses(("sqlite file", EVERY_TIME), soak=[("sqlite file", ALL)])
 def test_every_pair_of_boundaries(stage: Stage, course: Course) -> None:
     """The same as `test_killed_at_every_boundary`, stopped again in the next life, at each boundary of that one: all of them."""
     outcomes = every_pair(stage, course, lambda boundaries: range(1, boundaries + 1))
@@ -117,7 +121,7 @@ def test_every_pair_of_boundaries(stage: Stage, course: Course) -> None:
     report(stage, course, "every pair of boundaries", outcomes)
 
 
-@courses(("sqlite file", (*(course for course in COURSES if course not in EVERY_TIME), *AT_ONCE[3:])))
+@courses(("sqlite file", PARTLY))
 def test_every_fourth_boundary_and_each_behind_it(stage: Stage, course: Course) -> None:
     """The same, a part of the pairs."""
     outcomes = every_pair(stage, course, lambda boundaries: range(2, boundaries, 4))
