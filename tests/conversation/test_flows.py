@@ -465,3 +465,29 @@ async def test_validator_that_raises_is_a_failing_step(store: SqliteStore) -> No
         assert (await person.says("Ann")).left == "later"
         await store.advance_clock(60_000)
         assert (await person.bot.process("c")).left == "held"
+
+
+async def test_when_there_is_something_to_do_again(store: SqliteStore) -> None:
+    """For a worker: a timer, a pause, or nothing before somebody says something; and others have their turn between two."""
+    flow = Flow("f")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        if c.message.text == "fail":
+            raise LookupError
+        if c.message.text == "wait":
+            await c.ask("Yes?", timeout=60)
+
+    async with replica(store, flow, Platform()) as person:
+        assert (await person.says("go")).again_in is None
+        for text in ("one", "two", "three"):
+            await person.writes(text)
+        result = await person.bot.process("c", at_most=2)
+        assert (result.handled, result.left, result.again_in) == (2, "more", 0.0)
+        assert (await state_of(store)).owner == ""
+        assert (await person.bot.process("c", at_most=2)).left is None
+        waiting = await person.says("wait")
+        assert (waiting.left, 50 < (waiting.again_in or 0) <= 60) == (None, True)
+        await person.says("yes")
+        failed = await person.says("fail")
+        assert (failed.left, 0 < (failed.again_in or 0) <= 2) == ("later", True)

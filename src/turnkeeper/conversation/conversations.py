@@ -55,14 +55,17 @@ class Processed(NamedTuple):
 
     Attributes:
         handled: messages that were settled, or parked at the next wait.
-        left: why something is left: another replica is at it (`busy`), it has to wait (`later`), or somebody has to look
-            (`held`); None: nothing is.
+        left: why something is left: another replica is at it (`busy`), it has to wait (`later`), somebody has to look (`held`),
+            or others were to have their turn (`more`); None: nothing is.
         until: for `busy` and `later`, when to look again, in milliseconds of the store's clock.
+        again_in: seconds until there is something to do, a timer included; None: not before another message comes, or
+            somebody has looked.
     """
 
     handled: int
-    left: Literal["busy", "later", "held"] | None = None
+    left: Literal["busy", "later", "held", "more"] | None = None
     until: int = 0
+    again_in: float | None = None
 
 
 class Conversations:
@@ -163,8 +166,8 @@ class Conversations:
 
     # --- handling them ---------------------------------------------------------------------------------------
 
-    async def process(self, conversation_id: str) -> Processed:
-        """Handle what is pending in a conversation, one message behind the other (J2).
+    async def process(self, conversation_id: str, *, at_most: int | None = None) -> Processed:
+        """Handle what is pending in a conversation, one message behind the other (J2); at most so many, if given.
 
         Raises:
             FlowUnknown: the conversation is in a flow, or a version, that this replica does not know.
@@ -178,20 +181,32 @@ class Conversations:
             while not self._stopping:
                 await handle.fire_due()
                 if handle.state.head is None:  # as read now, or as our own last append found it
-                    return Processed(handled)
+                    return self._processed(handle, handled)
+                if at_most is not None and handled >= at_most:
+                    await self._let_go(handle)
+                    return Processed(handled, "more", again_in=0.0)
                 work, why, span = await self._claim(handle)
                 match work.what:
                     case "work":
                         with within(span):
                             handled += await self._work(handle, work, why, span)
                     case "idle":
-                        return Processed(handled)
+                        return self._processed(handle, handled)
                     case "busy" | "later" | "held":
                         await self._let_go(handle)
-                        return Processed(handled, work.what, work.until)
+                        return self._processed(handle, handled, work)
                     case "changed" | "moved_on":
                         pass
-        return Processed(handled, "later")
+        return Processed(handled, "later", again_in=0.0)
+
+    def _processed(self, handle: ConversationHandle, handled: int, work: Claimed | None = None) -> Processed:
+        left: Literal["busy", "later", "held"] | None = None
+        until, due = 0, handle.state.due
+        if work is not None and work.what in ("busy", "later", "held"):
+            left, until = work.what, work.until
+        when = min((at for at in (until, due) if at), default=None)
+        again_in = None if when is None else max(when - handle.log.now(), 0) / 1000
+        return Processed(handled, left, until, again_in)
 
     def _handle(self, conversation_id: str) -> ConversationHandle:
         handle = self._handles.get(conversation_id)
