@@ -42,10 +42,24 @@ async def test_second_example_parks_until_somebody_approves() -> None:
     assert (result.status, result.output) == ("success", "It is booked.")
 
 
+def test_third_example_is_a_conversation(tmp_path: Path) -> None:
+    """Each line is typed into another process."""
+    shown = ""
+    for typed in ("hi\n", "M\n", "yes\n"):
+        command = [sys.executable, "-c", BLOCKS[2]]
+        done = subprocess.run(
+            command, cwd=tmp_path, input=typed, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        shown += done.stdout
+    question = "A shirt in M, 21 euros. Say anything to order it."
+    assert shown.splitlines()[-3:] == [question, question, "Thank you! receipt for 2100 cents"]
+
+
 @pytest.mark.anyio
-async def test_third_example_runs() -> None:
+async def test_fourth_example_runs() -> None:
     names: dict[str, Any] = {}
-    exec(BLOCKS[2], names)
+    exec(BLOCKS[3], names)
     async with await SqliteStore.open(":memory:") as store:
         await names["by_hand"](store)
         snapshot = await TurnCheckpointSession(store, "message-4712").load()
