@@ -116,8 +116,13 @@ def _claim(state: ConversationState, command: c.Claim, now: int) -> AnyDecision:
     if message is None:
         return Decision(Claimed("idle"))
     handover = None if state.row is None else state.row.handover
-    if handover is not None and handover.kind == "ephemeral" and 0 < handover.expires <= now:
-        state = replace(state, row=None)  # F6: it counts as absent
+    adopted: Guard | None = None
+    if handover is not None and handover.kind == "ephemeral" and handover.expires:
+        if handover.expires <= now:
+            state = replace(state, row=None)  # F6: it counts as absent
+            adopted = Guard(not_before=handover.expires)
+        else:
+            adopted = Guard(not_after=handover.expires - 1)
     live = bool(state.owner) and now < state.lease_end
     if live and state.owner != command.owner:
         return Decision(Claimed("busy", until=state.lease_end))
@@ -128,19 +133,19 @@ def _claim(state: ConversationState, command: c.Claim, now: int) -> AnyDecision:
     if now < message.not_before:
         return Decision(Claimed("later", until=message.not_before, message=message))
     records: list[r.AnyRecord] = []
-    guard: Guard | None = None
+    guard = adopted
     fence = state.fence
     if live:
-        guard = Guard(not_after=state.lease_end - 1)
+        guard = Guard(not_after=state.lease_end - 1).meet(guard)
     else:
         if state.owner:
-            guard = Guard(not_before=state.lease_end)
+            guard = Guard(not_before=state.lease_end).meet(guard)
         fence += 1
         records.append(r.Owned(command.owner, fence, command.lease_ms))
     if message.not_before:
         guard = Guard(not_before=message.not_before).meet(guard)
     if message.attempts >= command.max_attempts:
-        return Decision(Claimed("moved_on"), (*records, *_set_aside(message, command), r.Released()), guard)
+        return Decision(Claimed("moved_on"), (*records, *_set_aside(state, message, command), r.Released()), guard)
     mode, row = row_after(state, message, command, instance_id(state.conversation_id, state.seed, message.number))
     if mode == "settle":
         records.append(r.Done(message.number, "settled before"))
@@ -150,17 +155,29 @@ def _claim(state: ConversationState, command: c.Claim, now: int) -> AnyDecision:
         row = replace(row, revision=state.revisions + 1)
         if state.flow is not None and state.flow.timer and message.timer != state.flow.timer and mode != "unasked":
             records.append(r.TimerCancelled(state.flow.timer))
-    again = message.fence and message.fence == fence  # our own claim, whose answer was lost
-    records.append(r.Claimed(message.number, message.attempts + (not again)))
+    # A claim under the same fence counts too: its process may have died and come back under its old name.
+    records.append(r.Claimed(message.number, message.attempts + 1))
     return Decision(Claimed("work", fence, message, mode, row or state.row), tuple(records), guard)
 
 
-def _set_aside(message: Inbound, command: c.Claim) -> list[r.AnyRecord]:
+def _set_aside(state: ConversationState, message: Inbound, command: c.Claim) -> list[r.AnyRecord]:
     """J5: attempts without progress are over."""
     reason = f"{message.attempts} attempts without progress; the last one: {message.reason or 'its worker died'}"
     if command.on_poison == "skip":
-        return [r.Quarantined(message.number, reason), r.Dropped(message.number, "on_poison='skip'", reason)]
+        dropped = r.Dropped(message.number, "on_poison='skip'", reason)
+        return [r.Quarantined(message.number, reason), *_left_open(state), dropped]
     return [r.Quarantined(message.number, reason)]
+
+
+def _left_open(state: ConversationState) -> list[r.AnyRecord]:
+    """What becomes of the sends of a message that is dropped: nobody asks for them any more, and they hold up no other."""
+    return [
+        r.SendRefused(send.key, "its message was dropped")
+        if send.state is SendState.RETRY
+        else r.SendUnknown(send.key, "its message was dropped")
+        for send in state.sends
+        if not send.settled
+    ]
 
 
 # --- what only the owner may do ----------------------------------------------------------------------------------
@@ -184,6 +201,8 @@ def _owned(state: ConversationState, command: c.OwnerCommand, now: int) -> AnyDe
             return begin_send(state, command, now)
         case c.Renew():
             return Decision(None, (r.Renewed(command.lease_ms),))
+        case c.KeepAnswer() | c.KeepValue() if state.flow is None:
+            raise ConversationError(f"conversation {state.conversation_id!r}: there is no flow to keep a value in")
         case c.KeepAnswer():
             return Decision(None, (r.AnswerKept(command.number, command.value),))
         case c.KeepValue():
@@ -222,8 +241,9 @@ def _settle(state: ConversationState, command: c.Settle | c.Supersede) -> AnyDec
     message = find_inbound(state, command.number)
     if message is None:
         return Decision(None)
-    open_send = next((one for one in state.sends if one.key.record == command.number and not one.settled), None)
-    if open_send is not None:  # J4
+    # J4. Whatever is open was begun for this message: a step that runs again may count on from an earlier one's sends.
+    open_send = next((one for one in state.sends if not one.settled), None)
+    if open_send is not None:
         raise ConversationError(
             f"conversation {state.conversation_id!r}: message {command.number} is not settled before its send "
             f"{tuple(open_send.key)} is ({open_send.state.value})"
@@ -263,8 +283,9 @@ def _resolve_message(state: ConversationState, command: c.ResolveMessage) -> Any
         raise ConversationError(
             f"conversation {state.conversation_id!r}: message {command.number} is not quarantined: nothing to resolve"
         )
-    record = r.Dropped if command.drop else r.Readmitted
-    return Decision(None, (record(command.number, command.who, command.why),))
+    if command.drop:
+        return Decision(None, (*_left_open(state), r.Dropped(command.number, command.who, command.why)))
+    return Decision(None, (r.Readmitted(command.number, command.who, command.why),))
 
 
 def _put_row(state: ConversationState, command: c.PutRow | c.DeleteRow) -> AnyDecision:

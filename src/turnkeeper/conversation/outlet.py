@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from turnkeeper.conversation import commands as c
 from turnkeeper.conversation.channel import Channel, NotSent, Refused, Sent, Unknown, look_up, send_on
 from turnkeeper.conversation.identity import send_key
-from turnkeeper.conversation.message import Content, chunks, keep_content
+from turnkeeper.conversation.message import Content, chunks, keep_content, kept_content
 from turnkeeper.conversation.outbox import SendAnswer
 from turnkeeper.conversation.pen import Pen
 from turnkeeper.conversation.state import Send, SendKey, SendState
@@ -98,6 +98,32 @@ class Outlet:
                 return await self._in_doubt(key, content, begin, "its sender stopped in the middle of the send")
             case "begun":
                 return await self._send_now(key, content, begin)
+
+    async def settle_rest(self) -> None:
+        """Find out about sends that were begun for this message and that its step, run again, did not ask for (J4).
+
+        Raises:
+            OwnershipLost: another replica owns the conversation.
+        """
+        open_ones = [one for one in self._pen.handle.state.sends if not one.settled]
+        for send in open_ones:
+            if self._pen.has_settled(send.key):
+                continue
+            reason = "its step ran again without it"
+            if send.state is SendState.RETRY:
+                self._pen.defer(self._settled(send.key, "refused", reason=reason))
+                continue
+            begin = c.BeginSend(self._pen.owner, self._pen.fence, send.key, send.content, send.fingerprint)
+            outcome: Outcome | float | None = None
+            try:
+                for _ in range(_TRIES):
+                    outcome = await self._in_doubt(send.key, kept_content(send.content), begin, reason)
+                    if isinstance(outcome, Outcome):
+                        break
+            except MessageRefused:
+                continue  # it is written
+            if not isinstance(outcome, Outcome):
+                self._pen.defer(self._settled(send.key, "unknown", reason=reason))
 
     def _known(self, send: Send) -> Outcome:
         if send.state is SendState.DEAD:

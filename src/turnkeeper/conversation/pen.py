@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from turnkeeper.conversation import commands as c
 from turnkeeper.conversation.handle import ConversationHandle
-from turnkeeper.conversation.state import Row
+from turnkeeper.conversation.state import Row, SendKey
 from turnkeeper.errors import OwnershipLost, TurnkeeperError
 
 log = logging.getLogger(__name__)
@@ -31,12 +31,17 @@ class Pen:
         self.fence = fence
         self._tasks = tasks
         self._deferred: list[c.Command] = []
+        self._writing: list[c.Command] = []
         self._row: Row | None = None
         self._lock = anyio.Lock(fast_acquire=True)
 
     def defer(self, command: c.Command) -> None:
         """Write this with whatever is written next."""
         self._deferred.append(command)
+
+    def has_settled(self, key: SendKey) -> bool:
+        """Whether the outcome of a send was deferred, or is being written."""
+        return any(isinstance(one, c.SettleSend) and one.key == key for one in self._writing + self._deferred)
 
     def set_row(self, row: Row) -> None:
         """Make this the flow's row with whatever is written next; it holds what was deferred of the row before."""
@@ -55,7 +60,7 @@ class Pen:
         with anyio.CancelScope(shield=True):
             async with self._lock:
                 deferred, row = self._deferred, self._row
-                self._deferred, self._row = [], None
+                self._writing, self._deferred, self._row = deferred, [], None
                 ahead = list(deferred)
                 if row is not None:
                     known = self.handle.state.row
@@ -67,6 +72,8 @@ class Pen:
                     self._deferred = deferred + self._deferred
                     self._row = self._row or row
                     raise
+                finally:
+                    self._writing = []
                 del answers[: len(ahead)]
         return answers
 
