@@ -190,9 +190,19 @@ class Keeper:
 
     # --- looking ---------------------------------------------------------------------------------------------
 
-    def turns(self, *, attention: bool | None = None, phase: TurnPhase | None = None) -> AsyncIterator[Head]:
-        """The turns of the store, by key; `labels["turn"]` and `labels["scope"]` name them."""
-        return self.store.heads(HeadQuery(kind=KIND, phase=phase and phase.value, attention=attention))
+    def turns(
+        self, *, attention: bool | None = None, phase: TurnPhase | None = None, unchanged_since: int | None = None
+    ) -> AsyncIterator[Head]:
+        """The turns of the store, by key; `labels["turn"]` and `labels["scope"]` name them.
+
+        With `unchanged_since`, those that did not change from that instant of the store's clock on, in milliseconds.
+        """
+        wanted = phase and phase.value
+        return self.store.heads(HeadQuery(kind=KIND, phase=wanted, attention=attention, updated_before=unchanged_since))
+
+    async def now(self) -> int:
+        """The store's time, in milliseconds."""
+        return (await self.store.read("turn:none")).now
 
     async def history(self, turn_id: str, scope: str = "primary", *, at: int | None = None) -> TurnHistory | None:
         """The records of a turn, and its state as it is, or as it was at a sequence number. None if there is none."""
@@ -388,7 +398,7 @@ class Keeper:
         Unfinished turns, turns with an open question, and turns before their proof deadline stay.
         """
         removed = kept = size = 0
-        now = (await self.store.read("turn:none")).now
+        now = await self.now()
         async for head in self.store.heads(HeadQuery(kind=KIND)):
             old = head.updated < now - older_than_seconds * 1000 and head.keep_until < now
             done = head.phase == TurnPhase.COMPLETED.value and head.attention is None

@@ -95,9 +95,10 @@ async def test_somebody_approves_a_parked_call(url: str, *, deny: bool) -> None:
         parked = await keeper.run(agent(permission=HumanApproval()), "pay", turn_id="parked")
     assert (parked.status, PAID) == ("parked", [])
     assert "approval" in turnkeeper("list", "--attention", "--store", url).out
-    options = ("--deny", "--why", "too much") if deny else ("--valid", "15m")
+    decision = ("deny", ("--why", "too much")) if deny else ("approve", ("--valid", "15m"))
     assert turnkeeper("approve", "parked", "0", "0", "--who", "ann", "--valid", "soon", "--store", url).status == 2
-    assert turnkeeper("approve", "parked", "0", "0", "--who", "ann", *options, "--store", url).status == 0
+    word, options = decision
+    assert turnkeeper(word, "parked", "0", "0", "--who", "ann", *options, "--store", url).status == 0
     late = turnkeeper("approve", "parked", "0", "0", "--who", "bob", "--store", url)
     assert (late.status, "ann has" in late.err) == (2, True)
     async with await Keeper.open(url) as keeper:

@@ -59,13 +59,17 @@ async def list_turns(
     store: StoreUrl = _DEFAULT_STORE,
     attention: Annotated[bool, Parameter(negative="", help="Only turns that need somebody.")] = False,
     phase: Annotated[str | None, Parameter(help="Only turns in this phase, as COMPLETED.")] = None,
+    label: Annotated[list[str] | None, Parameter(help="Only turns with this label, as customer=4711.")] = None,
+    older_than: Annotated[str | None, Parameter(help="Only turns unchanged for so long: 90s, 15m, 12h, 7d.")] = None,
     limit: Annotated[int, Parameter(help="Most turns to print; 0 for all.")] = 50,
     json: Json = False,
 ) -> int:
     """List the turns of a store, those that need attention first."""
     from turnkeeper.cli.looking import print_list
 
-    return await print_list(store, attention=attention, phase=phase, limit=limit, as_json=json)
+    return await print_list(
+        store, attention=attention, phase=phase, labels=label or [], older_than=older_than, limit=limit, as_json=json
+    )
 
 
 @app.command
@@ -81,6 +85,37 @@ async def show(
     from turnkeeper.cli.looking import print_turn
 
     return await print_turn(store, turn, scope, at=at, as_json=json)
+
+
+@app.command
+async def tail(
+    turn: TurnId,
+    *,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+    wait: Annotated[bool, Parameter(negative="", help="Wait also for a turn that is not there yet.")] = False,
+    json: Annotated[bool, Parameter(name="--json", negative="", help="Print one JSON object a line.")] = False,
+) -> int:
+    """Print a turn's records as they come, until it is closed."""
+    from turnkeeper.cli.following import follow_turn
+
+    return await follow_turn(store, turn, scope, wait=wait, as_json=json)
+
+
+@app.command
+async def diff(
+    turn: TurnId,
+    before: Annotated[int, Parameter(help="The earlier sequence number; 0 for before the turn.")],
+    after: Annotated[int | None, Parameter(help="The later one; the last without it.")] = None,
+    *,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+    json: Json = False,
+) -> int:
+    """Show what changed in a turn between two points of its log. The exit status is 1 if anything did, as diff's."""
+    from turnkeeper.cli.following import print_difference
+
+    return await print_difference(store, turn, scope, before, after, as_json=json)
 
 
 @app.command
@@ -135,16 +170,32 @@ async def approve(
     slot: Annotated[int, Parameter(help="The place of the call in its round, from 0.")],
     *,
     who: Annotated[str, Parameter(help="Who decides.")],
-    deny: Annotated[bool, Parameter(negative="", help="The call must not run.")] = False,
-    why: Annotated[str | None, Parameter(help="The reason; of a denial the model is told.")] = None,
+    why: Annotated[str | None, Parameter(help="The reason.")] = None,
     valid: Annotated[str | None, Parameter(help="How long the approval holds: 90s, 15m, 12h, 7d.")] = None,
     store: StoreUrl = _DEFAULT_STORE,
     scope: Scope = "primary",
 ) -> int:
-    """Say whether a parked tool call may run. Run the turn again afterwards."""
+    """Let a parked tool call run. Run the turn again afterwards."""
     from turnkeeper.cli.settling import decide_call
 
-    return await decide_call(store, turn, scope, round, slot, approved=not deny, who=who, why=why, valid=valid)
+    return await decide_call(store, turn, scope, round, slot, approved=True, who=who, why=why, valid=valid)
+
+
+@app.command
+async def deny(
+    turn: TurnId,
+    round: Annotated[int, Parameter(help="The round of the call, from 0.")],  # noqa: A002  # the field's word
+    slot: Annotated[int, Parameter(help="The place of the call in its round, from 0.")],
+    *,
+    who: Annotated[str, Parameter(help="Who decides.")],
+    why: Annotated[str | None, Parameter(help="The reason, which the model is told.")] = None,
+    store: StoreUrl = _DEFAULT_STORE,
+    scope: Scope = "primary",
+) -> int:
+    """Do not let a parked tool call run; the model is told why. Run the turn again afterwards."""
+    from turnkeeper.cli.settling import decide_call
+
+    return await decide_call(store, turn, scope, round, slot, approved=False, who=who, why=why, valid=None)
 
 
 @app.command

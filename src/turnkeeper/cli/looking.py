@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from turnkeeper.cli.durations import seconds_of
 from turnkeeper.cli.output import moment, moment_iso, print_json, size
 from turnkeeper.cli.timeline import describe
 from turnkeeper.errors import InvalidInput
@@ -20,14 +22,30 @@ from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Round, final_text, rounds_of, thaw_messages
 
 
-async def print_list(url: str, *, attention: bool, phase: str | None, limit: int, as_json: bool) -> int:
+async def print_list(
+    url: str,
+    *,
+    attention: bool,
+    phase: str | None,
+    labels: Sequence[str],
+    older_than: str | None,
+    limit: int,
+    as_json: bool,
+) -> int:
     """Print the turns of a store."""
+    pairs = [_label(one) for one in labels]
+    age = None if older_than is None else seconds_of(older_than, "--older-than")
     try:
         wanted = None if phase is None else TurnPhase(phase.upper())
     except ValueError as e:
         raise InvalidInput("--phase", f"{phase} is none of {', '.join(p.value for p in TurnPhase)}") from e
     async with await Keeper.open(url, create=False) as keeper:
-        found = [head async for head in keeper.turns(attention=attention or None, phase=wanted)]
+        before = None if age is None else await keeper.now() - age * 1000
+        found = [
+            head
+            async for head in keeper.turns(attention=attention or None, phase=wanted, unchanged_since=before)
+            if all(head.labels.get(name) == value for name, value in pairs)
+        ]
     found.sort(key=lambda head: (head.attention is None, -head.updated))
     shown = found[:limit] if limit > 0 else found
     if as_json:
@@ -53,6 +71,13 @@ async def print_list(url: str, *, attention: bool, phase: str | None, limit: int
     waiting = sum(head.attention is not None for head in found)
     console.print(f"{len(shown)} of {len(found)} turns; {waiting} need attention")
     return 0
+
+
+def _label(given: str) -> tuple[str, str]:
+    name, equals, value = given.partition("=")
+    if not name or not equals:
+        raise InvalidInput("--label", f"{given!r} is not of the form name=value")
+    return name, value
 
 
 def _head_json(head: Head) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -88,6 +88,7 @@ class Conversations:
         retention: Retention = Retention(),  # noqa: B008  # immutable
         tracer: Tracer | None = None,
         replicas: bool = False,
+        announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
@@ -101,6 +102,7 @@ class Conversations:
             retention: how long logs are kept.
             tracer: OpenTelemetry's, for a span of each message's handling.
             replicas: other processes take part; a store that they cannot reach is refused (R4).
+            announce: tells workers that a conversation has something to do, once that is in its journal.
 
         Raises:
             InvalidInput: two flows have the same name, or one has no steps.
@@ -122,6 +124,7 @@ class Conversations:
         self._keep_alive = keep_alive
         self._retention = retention
         self._tracer = tracer
+        self._announce = announce
         self._handles: OrderedDict[str, ConversationHandle] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
         self._live: OrderedDict[str, StepRun] = OrderedDict()
@@ -157,7 +160,14 @@ class Conversations:
         handle = self._handle(conversation_id)
         if trace is None and self._tracer is not None:
             trace = current_context()
-        return await handle.receive(message.event_id, message.kind, keep_message(message), trace)
+        receipt = await handle.receive(message.event_id, message.kind, keep_message(message), trace)
+        if self._announce is not None and not receipt.duplicate:
+            try:
+                await self._announce(conversation_id)
+            except StoreError as e:
+                # It is in the journal, which is what was promised; workers look through the store for such ones.
+                log.warning("conversation %s could not be announced: %s", conversation_id, e)
+        return receipt
 
     async def handle(self, conversation_id: str, message: Message) -> Processed:
         """Take a message, and bring its conversation as far as it goes."""
@@ -471,7 +481,7 @@ class Conversations:
         async with anyio.create_task_group() as tasks:
             while True:
                 try:
-                    pending = await self._pending()
+                    pending = await self.pending()
                 except StoreError:
                     log.exception("what is pending cannot be listed now")
                     pending = []
@@ -491,7 +501,7 @@ class Conversations:
             busy.discard(conversation_id)
             limit.release_on_behalf_of(conversation_id)
 
-    async def _pending(self) -> list[str]:
+    async def pending(self) -> list[str]:
         """Conversations with something to do now, by the store's listing, which may lag."""
         now = max((handle.log.now() for handle in self._handles.values()), default=0)
         found: list[str] = []
