@@ -21,7 +21,7 @@ from tests.contract.our_turns import (
 from turnkeeper import Keeper
 from turnkeeper.engine.checkpoint_rules import checkpoint_problems
 from turnkeeper.engine.documents import from_json, to_json, to_tree
-from turnkeeper.engine.events import Projection, Write, writes_of
+from turnkeeper.engine.events import Projection, Write, last_checkpoint, writes_of
 from turnkeeper.engine.wire import EngineCheckpoint, EngineEvent, EngineEventKind, TurnCommit
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn.history import Entry
@@ -156,6 +156,18 @@ async def test_what_was_told_is_not_told_differently_later(world: World, turn: T
     for cut in range(1, len(entries) + 1):
         told = [_as_documents(write) for write in writes_of(entries[:cut])]
         assert told == whole[: len(told)], f"cut behind {entries[cut - 1].record}"
+
+
+@every_turn
+async def test_the_last_checkpoint_alone_is_that_of_the_whole_projection(world: World, turn: Turn) -> None:
+    """Whoever wants no events gets the same: their numbers are counted all the same."""
+    await turn(world)
+    entries = await entries_of(world)
+    for cut in range(1, len(entries) + 1):
+        expected = checkpoints_of(writes_of(entries[:cut]))[-1]
+        alone = last_checkpoint(entries[:cut])
+        assert alone is not None
+        assert to_tree(alone) == to_tree(expected), f"cut behind {entries[cut - 1].record}"
 
 
 def _as_documents(write: Write) -> Any:

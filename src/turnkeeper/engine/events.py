@@ -74,6 +74,10 @@ class _Planned(msgspec.Struct, frozen=True, gc=False):
     payload: Callable[[], Any]
 
 
+_UNTOLD: Final = _Planned(0, _Kind.TURN_STARTED, None, None, lambda: None)
+"""Stands for the events that nobody wants."""
+
+
 def _told_result(round_: Round, slot_index: int, read: Reader) -> Callable[[], Any]:
     """The payload that tells what is recorded of a call."""
 
@@ -150,12 +154,15 @@ class Projection:
     it is the same whoever projects, and whenever.
     """
 
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self, *, apart: bool = False, quiet: bool = False) -> None:
         """
         Args:
             apart: the writes share nothing that could be changed: for who hands them out while the projection goes on.
+            quiet: events are counted and not made: for who wants checkpoints alone.
         """
         self._apart = apart
+        self._quiet = quiet
+        self._began = False
         self._read = Reader()
         self.state = TurnState()
         self.identity = RunIdentity()
@@ -180,6 +187,7 @@ class Projection:
     def step(self, entry: Entry) -> list[Write]:
         """The writes of the next record."""
         before, self._entry, self._writes = self.state, entry, []
+        self._began = False
         if self._apart:
             self._read = Reader()
         self.state = evolve(before, entry.record, entry.at)
@@ -268,7 +276,7 @@ class Projection:
             between = before.phase is TurnPhase.ROUND_COMMITTED
             iteration = before.current_round + between if before.round is not None else before.first_round
             self._append(_Kind.TURN_STARTED, self._started_payload(iteration), placed=False)
-            self._running = True
+            self._running = self._began = True
         if owner is not None:
             self._owner = owner
         elif isinstance(record, r.ModelStarted):
@@ -290,7 +298,7 @@ class Projection:
 
     def _model_started(self, record: r.ModelStarted) -> None:
         state = self.state
-        first = state.attempts == 1 or self._writes != []  # of the round, or of a new life, which asks anew (2.7)
+        first = state.attempts == 1 or self._began  # of the round, or of a new life, which asks anew (2.7)
         imported = imported_call(state, self.identity)
         if imported is not None:
             self._invocation, self._attempt = imported.invocation_id, imported.failed_attempt
@@ -500,6 +508,8 @@ class Projection:
     ) -> _Planned:
         """An event at the next sequence; `invoked` and `placed`: whether it names the model call and the iteration."""
         self._sequence += 1
+        if self._quiet:
+            return _UNTOLD
         model = self.state.model
         iteration = self.state.current_round if model is None else model.round_index
         return _Planned(
@@ -538,6 +548,8 @@ class Projection:
 
     def _write(self, planned: list[_Planned], *, checkpoint: bool = False, included: int | None = None) -> None:
         assert self._entry is not None
+        if self._quiet and not checkpoint:
+            return
         self._writes.append(
             Write(self._entry.seq, self._entry.at, tuple(planned), self._standing(included), checkpoint)
         )
@@ -551,6 +563,6 @@ def writes_of(entries: Iterable[Entry]) -> list[Write]:
 def last_checkpoint(entries: Iterable[Entry]) -> EngineCheckpoint | None:
     """The checkpoint of the last write that has one."""
     last: Write | None = None
-    for write in Projection().follow(entries):
+    for write in Projection(quiet=True).follow(entries):
         last = write if write.has_checkpoint else last
     return None if last is None else last.checkpoint
