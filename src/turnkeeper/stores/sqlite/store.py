@@ -248,6 +248,22 @@ class SqliteStore:
             except sqlite3.Error as e:
                 raise schema.typed(e, self.path) from e
 
+    # --- for who keeps tables of its own in the file -----------------------------------------------------------
+
+    async def write(self, work: Callable[[sqlite3.Connection, int], T]) -> T:
+        """Run `work` in a transaction of the writer, with the connection and the store's time in milliseconds (LOG-6).
+
+        It shares its transaction with appends, so it must not raise once it has written.
+
+        Raises:
+            StoreError: nothing was changed.
+        """
+        return await self._writer.do(work)
+
+    async def look(self, work: Callable[[sqlite3.Connection, int], T]) -> T:
+        """Run `work`, which only reads, beside the writer. Raises as `write` does."""
+        return await self._reader.do(work)
+
     @property
     def private(self) -> bool:
         """Whether no other process can reach it."""

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-_OURS: Final = frozenset({"head", "record", "meta"})
+_OURS: Final = frozenset({"head", "record", "meta", "queue_entry"})
 _WRITES: Final = frozenset(
     {
         sqlite3.SQLITE_INSERT,
