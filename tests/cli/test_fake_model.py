@@ -63,11 +63,15 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
             "fake-model",
         ),
         ("openai", "import turnkeeper.models.openai", "openai"),
-        ("anthropic", "import turnkeeper.models.anthropic", "anthropic"),
+        (
+            "anthropic",
+            "try: import turnkeeper.models.anthropic\nexcept ImportError as e: sys.exit(str(e))",
+            "anthropic",
+        ),
     ],
 )
 def test_a_library_that_is_missing_is_named(library: str, code: str, extra: str) -> None:
-    blocked = f"import sys; sys.modules[{library!r}] = None; {code}"
+    blocked = f"import sys; sys.modules[{library!r}] = None\n{code}"
     done = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0
     assert f"pip install 'turnkeeper[{extra}]'" in done.stderr

@@ -1,4 +1,4 @@
-"""Model ports: what answers the engine's requests."""
+"""Model ports: what answers the engine's requests. Those of the providers are modules of their own: `openai`, `anthropic`."""
 
 from turnkeeper.models.scripted import ScriptedModel
 

@@ -90,7 +90,7 @@ class AnswerLost(ModelError):
         self.phase = phase
 
 
-class MissingSdk(TurnkeeperError):
+class MissingSdk(TurnkeeperError, ImportError):
     """The library that speaks to the provider is not installed.
 
     Attributes:
@@ -147,7 +147,8 @@ class Caller:
         told = self.clean(told or f"{code or 'error'}: {error.get('message')}")
         kinds = {error.get("code"), error.get("type")}
         kind = ModelRefused if kinds & _REFUSALS else ModelUnavailable
-        return kind(self.provider, told, **{**known, "code": code})
+        known["code"] = code
+        return kind(self.provider, told, **known)
 
     def unreadable(self, why: str, **known: Any) -> AnswerLost:
         """An answer that is there, and is none that this port knows (2.17)."""
