@@ -308,6 +308,33 @@ async def resolve_message(
 
 
 @app.command
+async def worker(
+    service: Annotated[str, Parameter(help="The service, as module:attribute.")],
+    *,
+    concurrency: Annotated[int, Parameter(help="Conversations that are handled at the same time.")] = 16,
+    drain: Annotated[str, Parameter(help="How long what is under way may take after SIGTERM: 20s, 5m.")] = "20s",
+    lease: Annotated[str, Parameter(help="How long a dead worker's hints stay its: 30s.")] = "30s",
+    sweep: Annotated[str, Parameter(help="Between two looks through the store for what no hint told of.")] = "15s",
+    health_port: Annotated[int | None, Parameter(help="Serve /healthz and /readyz on this port of 127.0.0.1.")] = None,
+) -> int:
+    """Handle the messages of a service until SIGTERM; run as many of these as you like, on any machines.
+
+    Example: `turnkeeper worker app:service --concurrency 32 --health-port 8081`.
+    """
+    from turnkeeper.cli.durations import seconds_of
+    from turnkeeper.cli.working import run_worker
+
+    return await run_worker(
+        service,
+        concurrency=concurrency,
+        drain_seconds=seconds_of(drain, "--drain"),
+        lease_seconds=seconds_of(lease, "--lease"),
+        sweep_seconds=seconds_of(sweep, "--sweep"),
+        health_port=health_port,
+    )
+
+
+@app.command
 async def prune(
     *,
     older_than: Annotated[str, Parameter(help="Age of the last change: 90s, 15m, 12h, 7d.")],

@@ -1,0 +1,108 @@
+"""A service: a bot as it is deployed, with its flows, its channels, and where it keeps what it knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from turnkeeper.conversation.channel import Channel
+from turnkeeper.conversation.conversations import Conversations
+from turnkeeper.conversation.flow import Flow
+from turnkeeper.errors import InvalidInput
+from turnkeeper.log.store import Store
+from turnkeeper.stores.opening import open_store
+from turnkeeper.transport.opening import open_transport, transport_in
+from turnkeeper.transport.protocol import Transport
+
+STORE_VARIABLE: Final = "TURNKEEPER_STORE"
+_DEFAULT_STORE: Final = "sqlite:///turnkeeper.db"
+
+ChannelMaker = Callable[[], AbstractAsyncContextManager[Channel]]
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service that is open in this process.
+
+    Attributes:
+        store, transport: where things are kept, and how workers are told of them.
+        bot: takes and handles messages.
+    """
+
+    store: Store
+    transport: Transport
+    bot: Conversations
+
+
+class Service:
+    """What a deployment consists of. Every process of it imports the same one: `turnkeeper worker app:service`."""
+
+    def __init__(
+        self,
+        flows: Flow | Sequence[Flow],
+        channels: Mapping[str, Channel | ChannelMaker],
+        *,
+        store: str | None = None,
+        transport: str | None = None,
+        queue: str = "default",
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            flows: what the bot does.
+            channels: by the part of a conversation's id before its first colon (`telegram:4711:12` goes to `telegram`): a
+                channel, or a function that gives one as an async context manager, for each process that opens the service.
+            store: the store's URL; if None, that of the environment's TURNKEEPER_STORE, or a file in the working directory.
+            transport: the transport's URL; the store's if None.
+            queue: names the queue, where several services share a server.
+            options: those of `Conversations`.
+
+        Raises:
+            InvalidInput: there is no channel.
+        """
+        if not channels:
+            raise InvalidInput("channels", "a service needs at least one")
+        self.flows = [flows] if isinstance(flows, Flow) else list(flows)
+        self._channels = dict(channels)
+        self.store = store or os.environ.get(STORE_VARIABLE) or _DEFAULT_STORE
+        self.transport = transport or self.store
+        self.queue = queue
+        self._options = options
+
+    @asynccontextmanager
+    async def open(self, **options: Any) -> AsyncGenerator[Running]:
+        """Open store, transport, channels and conversations in this process. `options` go before the service's own.
+
+        Raises:
+            UnknownStoreUrl: a URL is not known.
+            StoreError: store or transport cannot be used.
+        """
+        async with AsyncExitStack() as stack:
+            store = await open_store(self.store)
+            stack.push_async_callback(store.close)
+            if self.transport == self.store:
+                transport = await transport_in(store, self.queue)  # through the same connections
+            else:
+                transport = await open_transport(self.transport, self.queue)
+            stack.push_async_callback(transport.close)
+            channels: dict[str, Channel] = {}
+            for prefix, given in self._channels.items():
+                channels[prefix] = await stack.enter_async_context(given()) if callable(given) else given
+
+            async def announce(conversation_id: str) -> None:
+                await transport.publish(conversation_id)
+
+            def channel_of(conversation_id: str) -> Channel:
+                prefix = conversation_id.partition(":")[0]
+                if prefix not in channels:
+                    raise InvalidInput(
+                        "conversation_id", f"{conversation_id!r} belongs to none of {', '.join(channels)}"
+                    )
+                return channels[prefix]
+
+            made = Conversations(store, self.flows, channel_of, announce=announce, **{**self._options, **options})
+            bot = await stack.enter_async_context(made)
+            yield Running(store, transport, bot)

@@ -1,0 +1,249 @@
+"""The worker's loop in one process: what it takes, when it looks again, what it survives, and how it stops."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.conversation.driving import state_of
+from tests.conversation.platform import Platform
+from turnkeeper.conversation.context import FlowContext, TimedOut
+from turnkeeper.conversation.conversations import Conversations
+from turnkeeper.conversation.flow import Flow
+from turnkeeper.conversation.message import Message
+from turnkeeper.errors import StoreUnavailable
+from turnkeeper.stores.sqlite import SqliteStore
+from turnkeeper.transport.opening import transport_in
+from turnkeeper.transport.protocol import Transport
+from turnkeeper.worker import Worker
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    """Transports have a conformance suite of their own."""
+    async with await SqliteStore.open(tmp_path / "t.db") as store:
+        yield store
+
+
+def echo() -> Flow:
+    """Answers; `slow` waits at the gate."""
+    flow = Flow("echo")
+
+    @flow.step
+    async def answer(c: FlowContext) -> None:
+        await c.send(c.message.text)
+
+    return flow
+
+
+class Scene:
+    """A worker that runs, and a front end that takes messages."""
+
+    def __init__(self, store: SqliteStore, transport: Transport, bot: Conversations, worker: Worker) -> None:
+        self.store = store
+        self.transport = transport
+        self.bot = bot
+        self.worker = worker
+        self._events = 0
+
+    async def says(self, text: str, conversation_id: str = "c") -> None:
+        """A front end takes a message."""
+        self._events += 1
+        await self.bot.receive(conversation_id, Message(event_id=str(self._events), text=text))
+
+
+@asynccontextmanager
+async def working(
+    store: SqliteStore, flow: Flow, platform: Platform, *, announces: bool = True, **options: Any
+) -> AsyncGenerator[Scene]:
+    """A worker that runs within the block, and is told to stop at its end."""
+    transport = await transport_in(store)
+
+    async def announce(conversation_id: str) -> None:
+        await transport.publish(conversation_id)
+
+    made = Conversations(store, [flow], platform, announce=announce if announces else None)
+    async with made as bot, anyio.create_task_group() as tasks:
+        worker = Worker(bot, transport, **options)
+        tasks.start_soon(worker.run)
+        yield Scene(store, transport, bot, worker)
+        worker.drain()
+    await transport.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Wait for a condition; the test's own timeout bounds it."""
+    while not true():  # noqa: ASYNC110  # it is others' state
+        await anyio.sleep(0.01)
+
+
+async def test_messages_are_handled_and_hints_acknowledged(store: SqliteStore) -> None:
+    platform = Platform()
+    async with working(store, echo(), platform) as scene:
+        for number in range(30):
+            await scene.says(str(number), f"c{number % 3}")
+        await until(lambda: len(platform.seen) == 30)
+    for one in range(3):
+        assert platform.texts(f"c{one}") == [str(number) for number in range(30) if number % 3 == one]
+    assert await scene.transport.depth() == (0, 0, 0, 0)
+    assert scene.worker.progress.state == "stopped"
+    assert scene.worker.progress.handled == 30
+
+
+async def test_what_no_hint_tells_of_is_found(store: SqliteStore) -> None:
+    platform = Platform()
+    async with working(store, echo(), platform, announces=False, sweep_seconds=0.1) as scene:
+        await scene.says("hello")
+        await until(lambda: bool(platform.seen))
+    assert platform.texts() == ["hello"]
+
+
+async def test_a_timer_is_hinted_at(store: SqliteStore) -> None:
+    """A wait that runs out needs nobody to look through the store."""
+    flow = Flow("f")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        try:
+            await c.ask("Yes?", timeout=3600)
+        except TimedOut:
+            await c.send("Too late.")
+
+    platform = Platform()
+    async with working(store, flow, platform, sweep_seconds=1000) as scene:
+        await scene.says("go")
+        await until(lambda: platform.texts() == ["Yes?"] and not scene.worker.progress.in_hand)
+        assert (await scene.transport.depth()).delayed == 1
+        await store.advance_clock(3_600_000)
+        await until(lambda: platform.texts() == ["Yes?", "Too late."])
+
+
+async def test_others_have_their_turn(store: SqliteStore) -> None:
+    """A conversation that is flooded does not hold up the others."""
+    platform = Platform()
+    transport = await transport_in(store)
+    async with Conversations(store, [echo()], platform) as bot:
+        for number in range(40):
+            await bot.receive("flood", Message(event_id=str(number), text="x"))
+        await bot.receive("other", Message(event_id="o", text="me too"))
+        await transport.publish("flood")
+        await transport.publish("other")
+    async with working(store, echo(), platform, at_once=1, messages_at_a_time=5):
+        await until(lambda: len(platform.seen) == 41)
+    assert [where for where, _, _ in platform.seen].index("other") == 5
+
+
+async def test_a_message_that_comes_at_the_last_moment_is_seen(store: SqliteStore) -> None:
+    """A hint for a conversation that is in hand makes its worker look once more before it lets go."""
+    platform = Platform()
+    flow = Flow("f")
+    scenes: list[Scene] = []
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        await c.send(c.message.text)
+
+    async with working(store, flow, platform, sweep_seconds=1000) as scene:
+        scenes.append(scene)
+        process = scene.bot.process
+
+        async def late(conversation_id: str, *, at_most: int | None = None) -> Any:
+            done = await process(conversation_id, at_most=at_most)
+            if platform.texts() == ["one"]:
+                await scene.says("two")
+                await until(lambda: conversation_id in scene.worker._once_more)  # pyright: ignore[reportPrivateUsage]
+            return done
+
+        scene.bot.process = late  # type: ignore[method-assign]
+        await scene.says("one")
+        await until(lambda: platform.texts() == ["one", "two"])
+
+
+async def test_draining_finishes_what_is_under_way(store: SqliteStore) -> None:
+    entered, gate = anyio.Event(), anyio.Event()
+    flow = Flow("f")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        entered.set()
+        await gate.wait()
+        await c.send("done")
+
+    platform = Platform()
+    async with working(store, flow, platform, drain_seconds=60) as scene:
+        await scene.says("go")
+        await entered.wait()
+        scene.worker.drain()
+        await scene.says("go", "later")
+        await until(lambda: scene.worker.progress.state == "draining")
+        gate.set()
+    assert platform.texts() == ["done"]
+    assert platform.texts("later") == []
+    assert (await scene.transport.depth()).ready == 1
+
+
+async def test_draining_puts_back_what_takes_too_long(store: SqliteStore) -> None:
+    """Another worker goes on at once, and not when a lease has ended."""
+    entered = anyio.Event()
+    flow = Flow("f")
+    gate = anyio.Event()
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        entered.set()
+        await gate.wait()
+        await c.send("done")
+
+    platform = Platform()
+    async with working(store, flow, platform, drain_seconds=0.05) as scene:
+        await scene.says("go")
+        await entered.wait()
+    state = await state_of(store)
+    assert (state.owner, len(state.inbound), state.inbound[0].attempts) == ("", 1, 0)
+    gate.set()
+    async with working(store, flow, platform, sweep_seconds=0.1):
+        await until(lambda: platform.texts() == ["done"])
+
+
+class Away:
+    """A transport that is away when it is told to be."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.away = False
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("consume", "publish", "acknowledge", "release", "retry_later", "extend"):
+            self.asked += 1
+            if self.away:
+                raise StoreUnavailable("server", "connection refused", applied=False)
+        return getattr(self._transport, name)
+
+
+async def test_an_outage_is_waited_for(store: SqliteStore) -> None:
+    """Bounded attempts with growing pauses, no busy loop, not ready meanwhile, and nothing lost or done twice."""
+    platform = Platform()
+    away = Away(await transport_in(store))
+    away.away = True
+    async with Conversations(store, [echo()], platform) as bot, anyio.create_task_group() as tasks:
+        worker = Worker(bot, away, sweep_seconds=0.1)  # type: ignore[arg-type]
+        tasks.start_soon(worker.run)
+        await bot.receive("c", Message(event_id="1", text="hello"))
+        await until(lambda: worker.progress.failures >= 4)
+        assert worker.progress.state == "waiting"
+        assert "StoreUnavailable" in worker.progress.last_error
+        asked = away.asked
+        await anyio.sleep(0.3)
+        assert away.asked - asked < 10
+        away.away = False
+        await until(lambda: platform.texts() == ["hello"])
+        assert worker.progress.state == "ready"
+        worker.drain()
