@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx2
 import pytest
+from openai import AsyncOpenAI
 
+from tests.models.clients import asking
+from turnkeeper import StillUnknown
 from turnkeeper.engine.transcript import assistant_messages
 from turnkeeper.engine.wire import ModelInvocationResponse, StreamChunk, TextChunk, ThinkingChunk
 from turnkeeper.models.failures import Caller
+from turnkeeper.models.openai import METADATA, OpenAIChat
 from turnkeeper.models.openai_chat import chat_answer, chat_messages
 from turnkeeper.models.openai_stream import OpenAIStream
 
@@ -100,3 +105,14 @@ def test_an_answer_of_reasoning_alone_is_kept_for_its_calls() -> None:
     answer, _ = streamed({"reasoning_content": "hm"}, {"tool_calls": [{"index": 0, **call}]}, finish="tool_calls")
     sent = sent_back(answer)
     assert (sent["reasoning_content"], sent["content"], len(sent["tool_calls"])) == ("hm", None, 1)
+
+
+@pytest.mark.anyio
+async def test_a_listing_that_does_not_know_the_filter() -> None:
+    """It gives everybody's answers: none of them is taken for ours."""
+    message = {"role": "assistant", "content": "another conversation's"}
+    other = {"id": "x", "choices": [{"message": message, "finish_reason": "stop"}], "metadata": {METADATA: "inv_2"}}
+    listed = {"data": [{**other, "metadata": None}, other]}
+    http = httpx2.AsyncClient(transport=httpx2.MockTransport(lambda _: httpx2.Response(200, json=listed)))
+    async with AsyncOpenAI(api_key="key", base_url="http://odd.test/v1", http_client=http) as client:
+        assert isinstance(await OpenAIChat(client, "m", store=True).reconcile(asking()), StillUnknown)
