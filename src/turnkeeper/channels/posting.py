@@ -1,0 +1,51 @@
+"""Requests that send: what a failed one proves, and answers that are read only as far as they are of use."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from turnkeeper.conversation.channel import NotSent, Refused, Unknown
+from turnkeeper.engine.outcomes import classify
+from turnkeeper.models.failures import MissingSdk
+
+try:
+    import httpx2
+except ImportError as e:
+    raise MissingSdk("webhook", e) from e
+
+MAX_ANSWER: Final = 1024 * 1024
+"""Bytes of an answer that are read."""
+TIMEOUT: Final = httpx2.Timeout(30.0, connect=10.0, pool=10.0)
+# A connection that was idle may be closed by the other side just when it is used, which leaves a doubt: it is not kept long.
+LIMITS: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0)
+_NEVER_LEFT: Final = (httpx2.InvalidURL, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
+
+
+def judged(error: Exception) -> NotSent | Refused | Unknown:
+    """What an error of a request says of it. Addresses are left out: some hold secrets."""
+    told = type(error).__name__
+    if isinstance(error, _NEVER_LEFT):
+        return Refused(f"{told}: the request cannot be made")
+    if isinstance(error, httpx2.ProxyError) or classify(error) == "not sent":
+        return NotSent(f"{told}: {_last_words(error)}")
+    return Unknown(f"{told}: {_last_words(error)}")
+
+
+def _last_words(error: BaseException) -> str:
+    """What the operating system has said, or the first that says anything."""
+    words = str(error)
+    while (below := error.__cause__ or error.__context__) is not None:
+        error = below
+        if isinstance(error, OSError) and str(error):
+            words = str(error)
+    return words or "no details"
+
+
+async def read_bounded(response: httpx2.Response, limit: int = MAX_ANSWER) -> bytes:
+    """The beginning of an answer's body, as it comes over the wire: nothing is unpacked."""
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk
+        if len(body) >= limit:
+            break
+    return bytes(body[:limit])
