@@ -82,6 +82,9 @@ def test_import_is_light() -> None:
         "sqlite3",
         "openai",
         "anthropic",
+        "httpx2",
+        "starlette",
+        "uvicorn",
     ]
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"

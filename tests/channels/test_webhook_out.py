@@ -127,7 +127,7 @@ async def test_what_never_left(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> N
     assert "Connect" in got.proof
     assert isinstance(await sent(peer, url="http://no-such-host.invalid/in"), NotSent)
     assert isinstance(await sent(peer, url="https" + peer.url.removeprefix("http")), NotSent)  # it speaks no TLS
-    for url in ("ftp://x/", "nothing", "http://x:99999999/"):
+    for url in ("ftp://x/", "nothing"):
         assert isinstance(await sent(peer, url=url), Refused), url
     assert isinstance(await sent(peer, url=dict[str, str]().__getitem__), NotSent)
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{unused_port()}")
