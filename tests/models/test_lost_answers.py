@@ -21,8 +21,8 @@ RESPONSE = DelegatedStateReference(provider="openai", kind="response", id="resp_
 
 @pytest.mark.parametrize(
     "fault",
-    [Fault(cut_after=2), Fault(cut_after=4), Fault(end_after=3), Fault(stall_after=3)],
-    ids=["cut", "cut later", "ended early", "silent"],
+    [Fault(cut_after=2), Fault(cut_after=4), Fault(end_after=3), Fault(stall_after=3), Fault(error_after=3)],
+    ids=["cut", "cut later", "ended early", "silent", "given up"],
 )
 async def test_a_background_response_goes_on_without_its_stream(fault: Fault) -> None:
     """The call is not even in doubt: its id is known, so it is asked for until it is ready."""

@@ -247,6 +247,8 @@ class OpenAIResponses(_Port):
                         if event.get("type") in ENDS:
                             return response
                     elif event.get("type") == "error":
+                        if begun is not None and self._background:
+                            break  # the stream has failed; whether the response has, only the response says
                         raise self._caller.said(event)
                     await request.stream.emit(_chunk_of(event))
         except AnswerLost:
