@@ -73,7 +73,7 @@ def _begun(message: Inbound, claim: c.Claim, state: ConversationState, instance:
         cause=(message.number, 0),
         first_wait=start.first_wait,
         message=_as_answer(message),
-        earlier=state.superseded,
+        earlier=state.superseded if message.number >= state.superseded_by else (),
         trace=claim.trace,
     )
     return "begin", row

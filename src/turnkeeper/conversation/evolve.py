@@ -132,7 +132,8 @@ def _settle(state: ConversationState, numbers: set[int]) -> ConversationState:
 
 def _done(state: ConversationState, record: r.Done, at: int) -> ConversationState:
     after = _settle(state, {record.number})
-    return replace(after, superseded=()) if after.superseded else after
+    taken = after.superseded and record.number >= after.superseded_by
+    return replace(after, superseded=(), superseded_by=0) if taken else after
 
 
 def _dropped(state: ConversationState, record: r.Dropped, at: int) -> ConversationState:
@@ -150,7 +151,8 @@ def _superseded(state: ConversationState, record: r.Superseded, at: int) -> Conv
     one = find_inbound(state, record.number)
     assert one is not None
     after = _settle(state, {record.number})
-    return replace(after, superseded=(*state.superseded, Answer(one.number, one.kind, one.message, one.at)))
+    superseded = (*state.superseded, Answer(one.number, one.kind, one.message, one.at))
+    return replace(after, superseded=superseded, superseded_by=record.by)
 
 
 def _quarantined(state: ConversationState, record: r.Quarantined, at: int) -> ConversationState:

@@ -179,6 +179,8 @@ class ConversationState(msgspec.Struct, frozen=True, gc=False, array_like=True):
     records: int = 0
     """Records since the last snapshot, and how many bytes of frames they hold."""
     weight: int = 0
+    superseded_by: int = 0
+    """The message that the superseded ones are handed to."""
 
     @property
     def head(self) -> Inbound | None:
