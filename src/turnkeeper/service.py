@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -36,6 +36,13 @@ class Running:
     transport: Transport
     bot: Conversations
 
+    async def announce(self, conversation_id: str) -> None:
+        """Tell workers that a conversation has something to do. `bot.receive` does that for every message that is new."""
+        await self.transport.publish(conversation_id)
+
+
+Front = Callable[[Running], Awaitable[None]]
+
 
 class Service:
     """What a deployment consists of. Every process of it imports the same one: `turnkeeper worker app:service`."""
@@ -48,6 +55,7 @@ class Service:
         store: str | None = None,
         transport: str | None = None,
         queue: str = "default",
+        front: Front | None = None,
         **options: Any,
     ) -> None:
         """
@@ -58,6 +66,8 @@ class Service:
             store: the store's URL; if None, that of the environment's TURNKEEPER_STORE, or a file in the working directory.
             transport: the transport's URL; the store's if None.
             queue: names the queue, where several services share a server.
+            front: takes messages from outside, for as long as it is not cancelled: a web server, a poller. `turnkeeper serve`
+                runs it.
             options: those of `Conversations`.
 
         Raises:
@@ -70,6 +80,7 @@ class Service:
         self.store = store or os.environ.get(STORE_VARIABLE) or _DEFAULT_STORE
         self.transport = transport or self.store
         self.queue = queue
+        self.front = front
         self._options = options
 
     @asynccontextmanager

@@ -335,6 +335,30 @@ async def worker(
 
 
 @app.command
+async def serve(service: Annotated[str, Parameter(help="The service, as module:attribute.")]) -> int:
+    """Take the messages of a service from outside until SIGTERM, as its `front` does; workers handle them.
+
+    Example: `turnkeeper serve app:service`.
+    """
+    from turnkeeper.cli.working import run_front
+
+    return await run_front(service)
+
+
+@app.command
+def init(
+    folder: Annotated[Path, Parameter(help="Where to; it is made if it is not there.")] = Path(),
+) -> int:
+    """Write a small working service: an agent with tools, a console to try it in, a webhook, and how to deploy it.
+
+    Example: `turnkeeper init mybot && cd mybot && python app.py`.
+    """
+    from turnkeeper.cli.starting import write_service
+
+    return write_service(folder)
+
+
+@app.command
 async def prune(
     *,
     older_than: Annotated[str, Parameter(help="Age of the last change: 90s, 15m, 12h, 7d.")],

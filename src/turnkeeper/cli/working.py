@@ -1,4 +1,4 @@
-"""`worker`: runs a service's worker in this process, with its signals, its health endpoints and its view on a terminal."""
+"""`worker` and `serve`: a service's processes, with their signals, health endpoints and the view on a terminal."""
 
 from __future__ import annotations
 
@@ -68,8 +68,7 @@ async def run_worker(
         raise InvalidInput("--concurrency", f"must be at least 1, not {concurrency}")
     service = load_service(target)
     console = Console(stderr=True)
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _log_to_stderr()
     async with service.open(replicas=True) as running:
         worker = Worker(
             running.bot,
@@ -89,6 +88,31 @@ async def run_worker(
             tasks.cancel_scope.cancel()
     log.info("stopped: %d messages handled, %d failures", worker.progress.handled, worker.progress.failures)
     return 0
+
+
+async def run_front(target: str) -> int:
+    """Run a service's front end until SIGTERM or SIGINT: messages in, into the journal, and told to the workers."""
+    service = load_service(target)
+    if service.front is None:
+        raise InvalidInput("service", f"{target!r} has no front end: give it `Service(front=…)`")
+    _log_to_stderr()
+    async with service.open(replicas=True) as running, anyio.create_task_group() as tasks:
+        tasks.start_soon(_cancel_on_signals, tasks.cancel_scope)
+        await service.front(running)
+        tasks.cancel_scope.cancel()
+    return 0
+
+
+def _log_to_stderr() -> None:
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+async def _cancel_on_signals(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            log.info("told to stop")
+            scope.cancel()
 
 
 async def _drain_on_signals(worker: Worker) -> None:

@@ -1,0 +1,1 @@
+"""What `turnkeeper init` writes: a service that runs as it is."""
