@@ -360,7 +360,8 @@ async def test_dead_letters_are_listed_in_pages(queue: ClockedTransport) -> None
     first = await queue.dead_letters(limit=3)
     rest = await queue.dead_letters(after=first[-1].id, limit=3)
     assert sorted(dead.id for dead in (*first, *rest)) == sorted(ids)
-    assert [dead.body for dead in (*first, *rest)] == [b"%d" % number for number in range(5)]
+    times = [dead.published for dead in (*first, *rest)]
+    assert times == sorted(times)
     assert await queue.dead_letters(after=rest[-1].id) == []
     with pytest.raises(errors.InvalidInput, match="limit"):
         await queue.dead_letters(limit=0)

@@ -45,10 +45,17 @@ class Settled(IntEnum):
 
 
 class Taken(NamedTuple):
-    """What a look into the queue gave: deliveries, and milliseconds until the next entry is due, if one is known of."""
+    """What a look into the queue gave.
+
+    Attributes:
+        deliveries: what was handed out.
+        due_in: milliseconds until the next entry is due, if one is known of.
+        seen: the reasons to look that there were before, for who waits for another one.
+    """
 
     deliveries: list[Delivery]
     due_in: int | None
+    seen: tuple[bytes, ...] = ()
 
 
 class BaseTransport(ABC):
@@ -88,8 +95,8 @@ class BaseTransport(ABC):
     async def _take(self, consumer: str, count: int, lease_ms: int) -> Taken: ...
 
     @abstractmethod
-    async def _wait(self, seconds: float) -> None:
-        """Wait until there may be something to take, `seconds` at the most."""
+    async def _wait(self, seconds: float, seen: tuple[bytes, ...]) -> None:
+        """Wait until there may be something to take that was not there when `seen` was true, `seconds` at the most."""
 
     @abstractmethod
     async def _extend(self, delivery: Delivery, lease_ms: int) -> Settled: ...
@@ -159,7 +166,7 @@ class BaseTransport(ABC):
             left = deadline - time.monotonic()
             if left <= 0 or self._closed:
                 return []
-            await self._wait(left if taken.due_in is None else min(left, max(taken.due_in, 1) / 1000))
+            await self._wait(left if taken.due_in is None else min(left, max(taken.due_in, 1) / 1000), taken.seen)
             if self._closed:
                 return []
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from turnkeeper.errors import UnknownStoreUrl
 from turnkeeper.log.store import Store
 from turnkeeper.stores.opening import open_store
-from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.transport.base import BaseTransport
 from turnkeeper.transport.protocol import MAX_ATTEMPTS, OnLost
-from turnkeeper.transport.sqlite import SqliteTransport
 
 
 async def open_transport(
@@ -50,6 +50,26 @@ async def transport_in(
     Raises:
         UnknownStoreUrl: it is a store that no transport knows.
     """
-    if isinstance(store, SqliteStore):
-        return await SqliteTransport.open(store, queue, max_attempts=max_attempts, on_lost=on_lost, closes=closes)
-    raise UnknownStoreUrl(f"there is no transport in a {type(store).__name__}")
+    # By name, so that nothing of a server's is imported for a store of another kind.
+    kind = type(store).__name__
+    if kind == "RedisStore":
+        return await _in_redis(store, queue, max_attempts=max_attempts, on_lost=on_lost, closes=closes)
+    if kind == "SqliteStore":
+        return await _in_sqlite(store, queue, max_attempts=max_attempts, on_lost=on_lost, closes=closes)
+    raise UnknownStoreUrl(f"there is no transport in a {kind}")
+
+
+async def _in_sqlite(store: Store, queue: str, **options: Any) -> BaseTransport:
+    from turnkeeper.stores.sqlite import SqliteStore
+    from turnkeeper.transport.sqlite import SqliteTransport
+
+    assert isinstance(store, SqliteStore)
+    return await SqliteTransport.open(store, queue, **options)
+
+
+async def _in_redis(store: Store, queue: str, **options: Any) -> BaseTransport:
+    from turnkeeper.stores.redis import RedisStore
+    from turnkeeper.transport.redis_streams import RedisTransport
+
+    assert isinstance(store, RedisStore)
+    return await RedisTransport.open(store, queue, **options)

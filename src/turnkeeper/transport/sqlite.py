@@ -119,7 +119,7 @@ class SqliteTransport(BaseTransport):
     async def _take(self, consumer: str, count: int, lease_ms: int) -> Taken:
         return await self._write(partial(_take, self.queue, consumer, count, lease_ms, self.max_attempts))
 
-    async def _wait(self, seconds: float) -> None:
+    async def _wait(self, seconds: float, seen: tuple[bytes, ...]) -> None:
         loop = asyncio.get_running_loop()
         bell = asyncio.Event()
         deadline = loop.time() + seconds

@@ -38,11 +38,12 @@ class Lines:
         self.abandoned: set[asyncio.Task[None]] = set()
         """Exchanges that go on without their callers, who were cancelled."""
 
-    async def exchange(self, commands: Sequence[c.Command]) -> list[Any]:
+    async def exchange(self, commands: Sequence[c.Command], *, abandons: bool = True) -> list[Any]:
         """Send commands in one go, on one connection, and give their replies; a server's error is a reply.
 
         Where the caller is cancelled, what went out is executed all the same, and its replies are awaited by a task in
-        `abandoned`; what did not go out whole is not executed (LOG-6).
+        `abandoned`; what did not go out whole is not executed (LOG-6). Without `abandons` the connection is dropped in any
+        case: for commands that only read, and take their time.
 
         Raises:
             NotSent: nothing of it went out.
@@ -58,7 +59,7 @@ class Lines:
                 await c.send(wire, commands, self._timeout)
                 await self._receive(wire, replies, len(commands))
             except asyncio.CancelledError:
-                abandoned = not transport.get_write_buffer_size()
+                abandoned = abandons and not transport.get_write_buffer_size()
                 if abandoned:
                     self._abandon(wire, replies, len(commands))
                 else:

@@ -7,11 +7,12 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 from turnkeeper.errors import StoreError, StoreUnavailable
 from turnkeeper.stores.redis import client as c
-from turnkeeper.stores.redis.lines import AnswerLost, NotSent
+from turnkeeper.stores.redis.lines import AnswerLost, Lines, NotSent
 from turnkeeper.stores.redis.scripts import Script
 from turnkeeper.stores.redis.settings import Address, Settings
 from turnkeeper.stores.redis.topology import Topology, Unlocated, topology_of
@@ -19,6 +20,8 @@ from turnkeeper.stores.redis.trouble import Verdict, lost, refused, unreachable
 
 _PAUSES: Final = (0.005, 0.5)
 """Seconds between two tries: the first pause, and the longest."""
+_WATCHES: Final = 256
+"""Commands that wait on one server, at once."""
 _REDIRECTS: Final = 16
 """Redirections that are followed at once; then there is a pause before each."""
 
@@ -32,6 +35,7 @@ class Server:
         self.unconfirmed: set[bytes] = set()
         """Keys whose last append has not reached as many replicas as it should have."""
         self._topology: Topology = topology_of(settings)
+        self._watches: dict[Address, Lines] = {}
 
     async def settled(self) -> None:
         """Wait for what cancelled callers left under way: what is read behind it tells for good what it did (LOG-6)."""
@@ -41,24 +45,60 @@ class Server:
     # --- commands ----------------------------------------------------------------------------------------------
 
     async def run(
-        self, script: Script, key: bytes, *arguments: bytes | str | int, repeatable: bool, wait: int = 0
+        self,
+        script: Script,
+        key: bytes,
+        *arguments: bytes | str | int,
+        repeatable: bool,
+        wait: int = 0,
+        more_keys: Sequence[bytes] = (),
     ) -> tuple[Any, int]:
         """Run a script on its key; its reply, and how many replicas have it (with `wait`, else 0).
 
         Args:
+            more_keys: other keys that it touches, in the slot of `key`.
             repeatable: running it twice does what running it once does. Otherwise a lost answer is an error.
             wait: how many replicas to wait for, as long as half the timeout.
         """
         tail: list[c.Command] = []
         if wait:
             tail.append(("WAIT", wait, max(1, round(self.settings.timeout * 500))))
-        replies = await self._insist(key, [("EVALSHA", script.sha, 1, key, *arguments), *tail], repeatable, script)
+        call = ("EVALSHA", script.sha, 1 + len(more_keys), key, *more_keys, *arguments)
+        replies = await self._insist(key, [call, *tail], repeatable, script)
         acknowledged = replies[1] if wait and isinstance(replies[1], int) else 0
         return replies[0], acknowledged
 
     async def call(self, key: bytes, *command: bytes | str | int) -> Any:
         """One command on one key that may be repeated."""
         return (await self._insist(key, [command], True))[0]
+
+    async def watch(self, key: bytes, *command: bytes | str | int) -> Any:
+        """One command that reads, and waits on the server for less than the timeout; None where that did not work.
+
+        It has a connection that counts beside the others, and that is dropped where the caller is cancelled.
+        """
+        address: Address | None = None
+        try:
+            address = await self._topology.address(key)
+            (reply,) = await self._watching(address).exchange([command], abandons=False)
+        except Unlocated:
+            return None
+        except (NotSent, AnswerLost):
+            if address is not None:
+                await self._topology.suspect(address)
+            return None
+        if isinstance(reply, Exception):
+            if c.code_of(reply) == "MOVED" and self.settings.kind == "cluster":
+                host, port = c.moved_to(reply)
+                self._topology.moved(key, Address(host or (address.host if address else ""), port))
+            return None
+        return reply if reply is not None else []
+
+    def _watching(self, address: Address) -> Lines:
+        if address not in self._watches:
+            make = partial(self.settings.wire, address)
+            self._watches[address] = Lines(make, self.settings.timeout, asyncio.Semaphore(_WATCHES))
+        return self._watches[address]
 
     async def call_many(self, calls: Sequence[tuple[bytes, c.Command]]) -> list[Any]:
         """Commands that may be repeated, each on its key, with one round trip to each server that holds some."""
@@ -110,6 +150,8 @@ class Server:
         """Finish what was asked, then close the connections."""
         await self.settled()
         await self._topology.close()
+        for lines in self._watches.values():
+            await lines.close()
 
     # --- trying ------------------------------------------------------------------------------------------------
 

@@ -129,6 +129,11 @@ class RedisStore:
             found = _adapted[client] = cls(settings.of_client(client))
         return found
 
+    @property
+    def clock_offset_ms(self) -> int:
+        """How far this store's time is ahead of the servers', in milliseconds: 0 but for tests."""
+        return self._offset
+
     async def server(self) -> Server:
         """The servers, from the running event loop."""
         return await self._loops.here()
