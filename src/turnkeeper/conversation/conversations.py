@@ -77,7 +77,7 @@ class Conversations:
     def __init__(
         self,
         store: Store,
-        flows: Sequence[Flow],
+        flows: Flow | Sequence[Flow],
         channel: Channel | Callable[[str], Channel],
         *,
         name: str | None = None,
@@ -111,6 +111,7 @@ class Conversations:
         if replicas and isinstance(store, PrivateStore) and store.private:
             raise StoreUnsuitable("the store", "is this process's alone, so no other replica can take part")
         self._store = store
+        flows = [flows] if isinstance(flows, Flow) else flows
         self._flows = {flow.name: flow for flow in flows}
         if len(self._flows) != len(flows) or not flows:
             raise InvalidInput("flows", "each needs a name of its own, and there has to be one")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -82,9 +83,11 @@ class Flow:
         step itself, `END`, or None for the step that was defined behind it.
 
         Raises:
-            InvalidInput: there is a step of that name.
+            InvalidInput: it is no async function, or there is a step of that name.
         """
         name = getattr(function, "__name__", "")
+        if not inspect.iscoroutinefunction(function):
+            raise InvalidInput("step", f"{name or function!r} of the flow {self.name!r} has to be an async function")
         if name in self._steps:
             raise InvalidInput("step", f"the flow {self.name!r} has two steps named {name!r}")
         self._steps[values.identifier(name, "step name", longest=128)] = function

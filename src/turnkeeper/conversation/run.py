@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import anyio
 from anyio.abc import TaskGroup
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 log = logging.getLogger(__name__)
+
+_NO_FENCE: Final = -1
+"""No owner has it: what is written under it is refused."""
 
 Ended = Literal["parked", "ended", "failed", "lost", "cancelled"]
 """How a run stands when it is quiet."""
@@ -80,6 +83,7 @@ class StepRun:
         given = Answer(self._record.number, self._record.kind, self._record.message, self._record.at)
         self._given = given if row is None or aside is not None else row.message or given
         self._fed: anyio.Event | None = None
+        self._asking = False
         self._span: Span | None = None
         self.scope = anyio.CancelScope()
         self.quiet = anyio.Event()
@@ -110,8 +114,8 @@ class StepRun:
 
     @property
     def revision(self) -> int:
-        """Of the row that a parked run stands at."""
-        return -1 if self._row is None else self._row.revision
+        """Of the row that a parked run stands at; -1: it cannot be fed."""
+        return -1 if self._row is None or self._fed is None else self._row.revision
 
     # --- from outside ----------------------------------------------------------------------------------------
 
@@ -124,6 +128,13 @@ class StepRun:
                 self.ended = "ended"
         except OwnershipLost:
             self.ended = "lost"
+        except BaseExceptionGroup as e:  # of a task group of the step's own
+            if e.subgroup(OwnershipLost) is not None:
+                self.ended = "lost"
+            elif isinstance(e, Exception):
+                self.ended, self.failure = "failed", e
+            else:
+                raise
         except Exception as e:
             self.ended, self.failure = "failed", e
         finally:
@@ -217,6 +228,17 @@ class StepRun:
             raise ConversationError(
                 f"conversation {self.conversation_id!r}: only a step of a flow can wait for an answer"
             )
+        if self._asking:
+            raise ConversationError(f"conversation {self.conversation_id!r}: a step can wait for one answer at a time")
+        self._asking = True
+        try:
+            return await self._wait_for(prompt, validate, timeout, row, only_after=only_after)
+        finally:
+            self._asking = False
+
+    async def _wait_for(
+        self, prompt: Content | None, validate: Validate | None, timeout: float | None, row: Row, *, only_after: bool
+    ) -> Any:
         number = self._waits
         self._waits += 1
         while True:
@@ -300,12 +322,23 @@ class StepRun:
         if timeout is not None:
             wake = keep_message(Message(event_id=timer, kind="timer"))
             commands.insert(0, c.SetTimer(owner, fence, timer, wake, after_ms=round(timeout * 1000)))
+        await anyio.lowlevel.checkpoint_if_cancelled()
         await self._pen.write(*commands)
         self._row = self._desk.handle.state.row
         self._fed = anyio.Event()
         self.ended = "parked"
         self.quiet.set()
-        await self._fed.wait()
+        try:
+            await self._fed.wait()
+        except anyio.get_cancelled_exc_class():
+            # Nobody can feed it any more, and it owns nothing: whoever is answered next runs the step again.
+            self._fed, self._pen.fence = None, _NO_FENCE
+            if not self.scope.cancel_called and not self._desk.tasks.cancel_scope.cancel_called:
+                log.error(
+                    "conversation %s: a time limit of the step's own has no effect on a wait: use `c.ask(timeout=...)`",
+                    self.conversation_id,
+                )
+            raise
         continue_in(self._span)
         one = self._record
         known = self._known_answer(number)
