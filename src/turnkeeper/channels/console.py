@@ -23,8 +23,9 @@ from turnkeeper.stores.opening import open_store
 
 log = logging.getLogger(__name__)
 
-_LOOKS: Final = 0.25
-"""Most seconds between two looks at what has become due: a timer, another attempt, the end of a dead process's lease."""
+_LOOKS: Final = 1.0
+"""Most seconds between two looks: an operator may have settled something."""
+_SOONEST: Final = 0.01
 _CHUNK: Final = 64 * 1024
 _LINE: Final = 2 * MAX_MESSAGE
 """Bytes of a line that are read; what is over it is one message that is too large, however long it is."""
@@ -183,7 +184,8 @@ class _Console:
             self._held = processed.left == "held"
             if last and processed.left != "busy":
                 return
-            with anyio.move_on_after(_LOOKS):
+            again_in = _LOOKS if processed.again_in is None else processed.again_in
+            with anyio.move_on_after(min(max(again_in, _SOONEST), _LOOKS)):
                 await self._news.wait()
 
     async def _listen(self) -> None:
