@@ -183,7 +183,7 @@ class Keeper:
         return TurnHandle(self.store, turn_id, scope, ttl_seconds=self._ttl_seconds)
 
     def conversations(
-        self, flows: Sequence[Flow], channel: Channel | Callable[[str], Channel], **options: Any
+        self, flows: Flow | Sequence[Flow], channel: Channel | Callable[[str], Channel], **options: Any
     ) -> Conversations:
         """The conversations of a bot, to be used as an async context manager. `options` are those of `Conversations`."""
         return Conversations(self.store, flows, channel, **options)
