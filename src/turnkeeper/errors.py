@@ -176,6 +176,40 @@ class StoreContention(StoreError):
     """So many other writers moved the same log that this one gave up. Nothing was changed; try again."""
 
 
+class EncryptionError(StoreError):
+    """A record cannot be sealed or opened; nothing was changed. No message or attribute ever holds a key.
+
+    `where` names the log and the record.
+
+    Attributes:
+        key_id: the id of the key that it is sealed with, or is to be; None where no key is named.
+    """
+
+    def __init__(self, where: str, key_id: str | None, reason: str) -> None:
+        super().__init__(where, reason)
+        self.key_id = key_id
+
+
+class KeyMissing(EncryptionError):
+    """A record is sealed with a key that is not in this process's keyring, or there is no keyring."""
+
+
+class KeyWrong(EncryptionError):
+    """The keyring has another key under the id that a record names: two keys were given the same id."""
+
+
+class KeyUnavailable(EncryptionError):
+    """The function that gives a key (a KMS's, say) failed; the call may be made again."""
+
+
+class RecordTampered(EncryptionError):
+    """A record is not as it was sealed: it was changed, or moved here from another log or another place in this one."""
+
+
+class RecordPlain(EncryptionError):
+    """A record is not encrypted, and the keyring does not allow that: it is older than the encryption, or was put there."""
+
+
 class UnknownStoreUrl(TurnkeeperError, ValueError):
     """A store URL names no store that this installation knows."""
 
@@ -234,6 +268,24 @@ class OutboxConflict(ConversationError):
         )
         self.conversation_id = conversation_id
         self.key = key
+
+
+class EffectConflict(ConversationError):
+    """A step that ran again wants an effect, or an agent's turn, with something else than when it ran first. It was not done.
+
+    As with `OutboxConflict`: take what differs from run to run out of `c.once`, `c.now` or `c.random`.
+
+    Attributes:
+        conversation_id: the conversation.
+        effect: the tool's name, or the agent turn's.
+    """
+
+    def __init__(self, conversation_id: str, effect: str) -> None:
+        super().__init__(
+            f"conversation {conversation_id!r}: {effect!r} was given something else when this step ran first; it was not done"
+        )
+        self.conversation_id = conversation_id
+        self.effect = effect
 
 
 class FlowCheckpointConflict(ConversationError):

@@ -16,7 +16,10 @@ from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.message import Message
-from turnkeeper.errors import InvalidInput
+from turnkeeper.engine.ports import Agent
+from turnkeeper.engine.tools import tool
+from turnkeeper.errors import EffectConflict, InvalidInput
+from turnkeeper.models.scripted import ScriptedModel
 from turnkeeper.stores.sqlite import SqliteStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(60)]
@@ -133,3 +136,45 @@ async def test_ownership_lost_inside_the_steps_own_task_group(store: SqliteStore
         await person.bot.handle("other", Message(event_id="1", text="go"))
     assert platform.texts() == ["A"]
     assert platform.texts("other") == ["A"]
+
+
+@pytest.mark.parametrize("effect", ["charge", "agent"])
+async def test_effect_that_differs_when_the_step_runs_again(
+    store: SqliteStore, effect: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same place, other arguments: a named error, and neither is it done nor is the first one's result given for it."""
+    flow = Flow("f")
+    charged: list[int] = []
+    runs: list[object] = []
+    failures: list[BaseException] = []
+
+    @tool
+    def charge(cents: int) -> int:
+        charged.append(cents)
+        return cents
+
+    async def differs(c: FlowContext) -> object:
+        runs.append(None)
+        if effect == "charge":
+            return await c.do(charge, cents=len(runs))
+        return await c.run(Agent(ScriptedModel(["hi"])), f"number {len(runs)}")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        try:
+            await differs(c)
+        except Exception as e:
+            failures.append(e)
+            raise
+        await c.ask("A?")
+
+    platform = Platform()
+    async with replica(store, flow, platform) as person:
+        await person.says("go")
+    async with replica(store, flow, platform) as person:
+        with caplog.at_level(logging.CRITICAL):
+            assert (await person.says("x")).left == "later"
+    (failure,) = failures
+    assert isinstance(failure, EffectConflict)
+    assert failure.effect == effect
+    assert charged == ([1] if effect == "charge" else [])

@@ -101,6 +101,7 @@ class FlowContext:
 
         Raises:
             EffectFailed: it was refused, or did not happen.
+            EffectConflict: this step has called it with other arguments when it ran first.
             TurnUnfinished: nobody knows whether it happened; not caught, the conversation waits until that is settled.
         """
         made = effect if isinstance(effect, Tool) else as_tool(effect)
@@ -116,6 +117,7 @@ class FlowContext:
         Raises:
             TurnUnfinished: the turn waits for somebody; not caught, so does the conversation.
             EffectFailed: the turn failed; not caught, the step is tried again, and the turn goes on.
+            EffectConflict: this step has given it another input when it ran first.
         """
         messages = [{"role": "user", "content": input}] if isinstance(input, str) else list(input)
         return await self._run.agent_turn(agent, messages, name)

@@ -30,7 +30,14 @@ from turnkeeper.conversation.tracing import continue_in
 from turnkeeper.engine.single_call import call_tool
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.wire import Outcome as ToolOutcome
-from turnkeeper.errors import ConversationError, EffectFailed, OwnershipLost, TurnUnfinished
+from turnkeeper.errors import (
+    ConversationError,
+    EffectConflict,
+    EffectFailed,
+    OwnershipLost,
+    TurnCheckpointConflict,
+    TurnUnfinished,
+)
 from turnkeeper.log import values
 from turnkeeper.turn.handle import TurnHandle
 
@@ -361,9 +368,12 @@ class StepRun:
         turn = self._turn(tool.name)
         await self._pen.flush()  # what its arguments were made of has to be the same again
         self.acted = self.acted or not tool.replayable
-        ended, result = await call_tool(
-            turn, tool, arguments, labels=self._labels(), lease_seconds=self._desk.lease_seconds
-        )
+        try:
+            ended, result = await call_tool(
+                turn, tool, arguments, labels=self._labels(), lease_seconds=self._desk.lease_seconds
+            )
+        except TurnCheckpointConflict as e:
+            raise EffectConflict(self.conversation_id, tool.name) from e
         if result is None:
             raise TurnUnfinished(turn.trace_id, ended.status, ended.message or "", ended.open_slots)
         if result.outcome is ToolOutcome.FAILED:
@@ -385,6 +395,8 @@ class StepRun:
                 steered_into=self._record.number if steer else None,
                 labels=self._labels(),
             )
+        except TurnCheckpointConflict as e:
+            raise EffectConflict(self.conversation_id, name) from e
         finally:
             self.acted = self.acted or has_acted(turn)
 

@@ -16,7 +16,7 @@ from turnkeeper.engine.rounds import Moved, Stopped, ToolRound
 from turnkeeper.engine.stored import stored_result
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolRequest, ModelToolResult, to_builtins
-from turnkeeper.errors import InvalidInput
+from turnkeeper.errors import TurnCheckpointConflict
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.handle import TurnHandle
 
@@ -38,10 +38,15 @@ class _CallRun(TurnRun):
         if start is not None:
             self._journal.defer(start, self._reserve)  # written with the barrier
 
+    def check(self) -> None:
+        """Refuse to take another call's result for this one's."""
+        known = self._journal.state.round
+        if known is not None and known.calls != self._reserve.calls:
+            raise TurnCheckpointConflict(f"turn {self._turn.trace_id!r} has made another call than this one")
+
     async def _step(self) -> None:
         state = self._journal.state
-        if state.round is not None and state.round.response != self._reserve.response:
-            raise InvalidInput("arguments", f"turn {self._turn.trace_id!r} has made another call than this one")
+        self.check()
         slots = [None] if state.round is None else state.round.slots
         round_ = ToolRound(
             self._journal, self._leases, self._agent, 0, self._decision, self._reserve.calls, slots, self._delegated
@@ -69,8 +74,8 @@ async def call_tool(
     """Call a tool once, by its policy, or give the recorded result. The result is None where the run ended short of it.
 
     Raises:
-        InvalidInput: the arguments cannot be kept, or the turn has made another call.
-        TurnCheckpointConflict: the turn was begun with something else.
+        InvalidInput: the arguments cannot be kept.
+        TurnCheckpointConflict: the turn has made another call.
         StoreError: the store failed; call it again.
     """
     agent = Agent(_NobodyAsks(), [tool], lease_seconds=lease_seconds)
@@ -79,7 +84,9 @@ async def call_tool(
     message = {"role": "user", "content": f"call {tool.name}"}
     inbound = {"inbound": to_builtins(request)}
     start = start_of(turn, agent, [message], identity=RunIdentity(), runtime=inbound, labels=labels)
-    ended = await _CallRun(turn, agent, decision).run(start, wait=True)
+    call = _CallRun(turn, agent, decision)
+    ended = await call.run(start, wait=True)
+    call.check()
     if not turn.state.completed or turn.state.round is None:
         return ended, None
     slot = turn.state.round.slots[0]
