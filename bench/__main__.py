@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
-from bench import finished, growth, loading, memory, messages, projecting, ratio
+from bench import finished, growth, loading, memory, messages, projecting, ratio, service
 from bench.drivers import JOURNAL
 from bench.findings import Finding, show
 from bench.loop import LOOP
@@ -51,6 +51,7 @@ _PARTS: Final[dict[str, _Part]] = {
     "projecting": _Part("projecting", projecting.measure, ("sqlite",)),
     "memory": _Part("memory of open turns", memory.measure, ("sqlite",)),  # which no store keeps for us
     "messages": _Part("messages of conversations beside the bare floor", messages.measure),
+    "service": _Part("a service of real processes", service.measure),
     "opening": _Part("opening a long conversation", messages.opening, ("sqlite",)),  # what is read is the same on all
     "finished": _Part("memory of finished turns", finished.measure),
 }

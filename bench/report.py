@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_SHOWN = ("quartiles", "and", "CPU ratio", "ms", "raw ms", "x bodies", "KiB a turn", "messages a second")
+_SHOWN = (
+    "quartiles",
+    "and",
+    "CPU ratio",
+    "ms",
+    "raw ms",
+    "x bodies",
+    "KiB a turn",
+    "messages a second",
+    "p50 ms",
+    "p99 ms",
+)
 """Of the figures behind a finding, those that a reader wants beside it."""
 
 

@@ -106,6 +106,8 @@ async def run_front(target: str) -> int:
 def _log_to_stderr() -> None:
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        for noisy in ("httpx2", "httpcore2", "httpx", "httpcore"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)  # at INFO they tell addresses, which may hold secrets
 
 
 async def _cancel_on_signals(scope: anyio.CancelScope) -> None:
