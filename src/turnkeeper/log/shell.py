@@ -27,6 +27,7 @@ from turnkeeper.log.record import (
     Tail,
 )
 from turnkeeper.log.store import Store, TransactionalStore
+from turnkeeper.observe.telemetry import Watch
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -92,7 +93,7 @@ class Rules(Protocol, Generic[S, R]):
 class FencedLog(Generic[S, R]):
     """One log, as one process sees it. Tasks may share it; every append is fenced by the tail that it was decided on."""
 
-    def __init__(self, store: Store, key: str, rules: Rules[S, R]) -> None:
+    def __init__(self, store: Store, key: str, rules: Rules[S, R], watch: Watch | None = None) -> None:
         self.store = store
         self.key = key
         self._rules = rules
@@ -101,6 +102,7 @@ class FencedLog(Generic[S, R]):
         self._position = NOWHERE
         self._unsure = False
         self._clock_offset: int | None = None
+        self._watch = watch
         self.appends = 0
         """Durable writes made through this object, for counting."""
 
@@ -202,7 +204,8 @@ class FencedLog(Generic[S, R]):
                 built[:] = records(result)
                 return self._encode(built, os.urandom(8))
 
-            expected = self._position
+            expected, before = self._position, self._state
+            began = 0 if self._watch is None else time.perf_counter_ns()
             try:
                 outcome = await self.store.append_with(
                     self.key,
@@ -219,6 +222,8 @@ class FencedLog(Generic[S, R]):
                 result, appended = outcome
                 self.appends += 1
                 self._fold_own(expected, built, appended)
+                if self._watch is not None:
+                    self._watch(built, before, (time.perf_counter_ns() - began) / 1e9)
                 return decision.answer, result
             self._fold_refusal(outcome)
             fresh = True
@@ -231,11 +236,12 @@ class FencedLog(Generic[S, R]):
         read did not find it: the network may deliver it late, and it then has the place that a later one wanted (LOG-6).
         """
         append_id = os.urandom(8)
-        expected = self._position
+        expected, before = self._position, self._state
         at = self.now()
         snapshot = self._rules.snapshot(self._state, at)
         records = decision.records if snapshot is None else (snapshot, *decision.records)
         foreseen = self._after(records, at)
+        began = 0 if self._watch is None else time.perf_counter_ns()
         try:
             outcome = await self.store.append(
                 self.key,
@@ -258,6 +264,8 @@ class FencedLog(Generic[S, R]):
         if isinstance(outcome, Appended):
             self.appends += 1
             self._fold_own(expected, records, outcome, (foreseen, at))
+            if self._watch is not None:
+                self._watch(decision.records, before, (time.perf_counter_ns() - began) / 1e9)
             return decision
         if isinstance(outcome, GuardFailed):
             self._heard(outcome.now)
@@ -267,8 +275,11 @@ class FencedLog(Generic[S, R]):
     def _found(self, tail: Tail, lost: dict[bytes, Decision[R, A]]) -> Decision[R, A] | None:
         """Fold what was missed; the lost decision whose records it begins with, if it does."""
         mine = lost.get(self._decode(tail.records[0])[0]) if lost and tail.records else None
+        before = self._state
         self._fold_tail(tail)
         self.appends += mine is not None
+        if mine is not None and self._watch is not None:
+            self._watch(mine.records, before, None)
         return mine
 
     def _encode(self, records: Iterable[R], append_id: bytes) -> list[bytes]:
