@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -14,6 +16,19 @@ from turnkeeper.conversation.conversations import Conversations
 log = logging.getLogger(__name__)
 
 _POLL: Final = 0.5
+
+Taken = Callable[[str], object]
+"""Told of a conversation with a new message, when its sender has its answer; what it returns may be awaited."""
+
+
+async def tell(taken: Taken, conversation_id: str) -> None:
+    """Tell of a conversation. What is raised is no failure of the message: it is in the journal, where a worker finds it."""
+    try:
+        told = taken(conversation_id)
+        if inspect.isawaitable(told):
+            await told
+    except Exception:
+        log.exception("conversation %s: telling of its message failed", conversation_id)
 
 
 class InProcess:

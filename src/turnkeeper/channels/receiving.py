@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import anyio
 
+from turnkeeper.channels.processing import InProcess, Taken, tell
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.message import Message
 from turnkeeper.errors import InvalidInput, StoreError, ValueTooLarge
 from turnkeeper.models.failures import MissingSdk
 
 try:
+    from starlette.applications import Starlette
     from starlette.background import BackgroundTask
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import Response
+    from starlette.routing import Route
 except ImportError as e:
     raise MissingSdk("webhook", e) from e
 
@@ -29,9 +32,6 @@ BODY_SECONDS = 10.0
 """How long a sender may take for its body."""
 RETRY_AFTER: Final = 5
 """Seconds that a sender is asked to wait while the store is away."""
-
-Taken = Callable[[str], object]
-"""Told of a conversation with a new message, after its sender has its answer; what it returns may be awaited."""
 
 
 class Refusal(Exception):
@@ -118,14 +118,18 @@ async def journaled(bot: Conversations, conversation_id: str, message: Message) 
 
 def afterwards(taken: Taken, conversation_id: str) -> BackgroundTask:
     """Tell of the conversation, once the answer is out."""
+    return BackgroundTask(tell, taken, conversation_id)
 
-    async def tell() -> None:
-        try:
-            told = taken(conversation_id)
-            if inspect.isawaitable(told):
-                await told
-        except Exception:
-            # The answer is out, and the message in the journal: a worker finds it there.
-            log.exception("conversation %s: telling of its message failed", conversation_id)
 
-    return BackgroundTask(tell)
+def application(bot: Conversations, taken: Taken | None, route: Callable[[Taken], Route]) -> Starlette:
+    """An application with one route. Without `taken`, what comes is handled here, for as long as its lifespan lasts."""
+    if taken is not None:
+        return Starlette(routes=[route(taken)])
+    here = InProcess(bot)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
+        async with here:
+            yield
+
+    return Starlette(routes=[route(here.soon)], lifespan=lifespan)

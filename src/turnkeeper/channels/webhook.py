@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from turnkeeper.channels.posting import LIMITS, TIMEOUT, judged, read_bounded
-from turnkeeper.channels.processing import InProcess
+from turnkeeper.channels.processing import Taken
 from turnkeeper.channels.receiving import (
     MAX_BODY,
     Refusal,
-    Taken,
     afterwards,
+    application,
     bounded_body,
     guarded,
     journaled,
@@ -186,20 +185,11 @@ def webhook_app(
 
     See `webhook_route` for the others.
     """
-    here = InProcess(bot) if taken is None else None
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncGenerator[None]:
-        if here is None:
-            yield
-        else:
-            async with here:
-                yield
-
-    tell = here.soon if here is not None else taken
-    assert tell is not None
-    route = webhook_route(bot, secrets, taken=tell, path=path, account=account, read=read, max_body=max_body)
-    return Starlette(routes=[route], lifespan=lifespan)
+    return application(
+        bot,
+        taken,
+        lambda tell: webhook_route(bot, secrets, taken=tell, path=path, account=account, read=read, max_body=max_body),
+    )
 
 
 class WebhookChannel:
