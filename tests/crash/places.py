@@ -112,13 +112,23 @@ class Stage:
         self._url = url
 
     @contextmanager
-    def place(self, name: str) -> Generator[Place]:
-        """A place for one turn or conversation, alone in a lane from its first process to its last: a later process moves the
-        clock of PostgreSQL's database behind every lease, which a turn beside it would not survive."""
-        folder = self._folder / name
-        folder.mkdir()
+    def lane(self) -> Generator[Callable[[str], Place]]:
+        """A lane, and a function that gives places in it by name. Nobody else is in the lane: a later process moves the clock of
+        PostgreSQL's database behind every lease, which what is at work beside it would not survive."""
         with self.lanes.taken() as lane:
-            yield Place(lane.nursery, self._url(lane.number, folder), folder)
+
+            def place(name: str) -> Place:
+                folder = self._folder / name
+                folder.mkdir()
+                return Place(lane.nursery, self._url(lane.number, folder), folder)
+
+            yield place
+
+    @contextmanager
+    def place(self, name: str) -> Generator[Place]:
+        """A place for one turn or conversation, alone in a lane from its first process to its last."""
+        with self.lane() as place:
+            yield place(name)
 
     @contextmanager
     def together(self, name: str) -> Generator[list[Place]]:

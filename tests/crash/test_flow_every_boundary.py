@@ -11,25 +11,29 @@ import pytest
 
 from tests.crash.flow_places import Course, FlowCase, Outcome, finish
 from tests.crash.flow_platform import CHANNELS
-from tests.crash.places import TRANSACTIONAL, Place, Stage
+from tests.crash.places import Place, Stage
 
 SERVERS: Final = ("postgres", "redis", "redis cluster")
 COURSES: Final = tuple(Course(mode, channel) for mode in ("all-answers", "first-wait") for channel in CHANNELS)
 AT_ONCE: Final = tuple(course._replace(hurry="at once") for course in COURSES)
 INSISTING: Final = tuple(course._replace(hurry="insisting") for course in COURSES)
 ALL: Final = (*COURSES, *AT_ONCE, *INSISTING)
-ON_SERVERS: Final = (COURSES[1], COURSES[2], COURSES[3])
-"""Of the courses, those that are run on servers every time: what is different there is the store, and that knows no courses."""
-EVERY_TIME: Final = (COURSES[0], COURSES[2], COURSES[3])
-"""The courses of which every pair is run every time, on files."""
-PARTLY: Final = (COURSES[1], COURSES[4], COURSES[5], AT_ONCE[3], INSISTING[0], INSISTING[3])
-"""The courses of which a part of the pairs is."""
+SINGLY: Final = (*COURSES, AT_ONCE[3], AT_ONCE[5], INSISTING[0], INSISTING[3])
+"""The courses that are killed at every boundary every time, on files; all of them are in `make soak`."""
+ON_SERVERS: Final = (COURSES[2], COURSES[3])
+"""Those that are on servers: what is different there is the store, and that knows no courses."""
+IN_PAIRS: Final = (COURSES[0], COURSES[3])
+"""Those of which every pair of boundaries is run every time, on files."""
+PARTLY: Final = (COURSES[1], COURSES[2], COURSES[5], AT_ONCE[3], INSISTING[3])
+"""Those of which a part of the pairs is."""
 RECONCILED: Final = tuple(Course(mode, "searched", effects="reconcile") for mode in ("all-answers", "first-wait"))
 IN_A_TRANSACTION: Final = tuple(
     Course(mode, "keyed", effects="transactional") for mode in ("all-answers", "first-wait")
 )
-SAMPLE: Final = 40
+SAMPLE: Final = 30
 """Pairs that are killed every time."""
+BATCH: Final = 10
+"""Conversations that one process brings to their ends."""
 
 
 def courses(*every_time: tuple[str, Sequence[Course]], soak: Sequence[tuple[str, Sequence[Course]]] = ()) -> Any:
@@ -69,22 +73,41 @@ def report(stage: Stage, course: Course, kind: str, outcomes: Sequence[Outcome])
     assert bool(runs[1]) == (course.channel == "neither")
 
 
+def killed(place: Place, course: Course, *boundaries: int) -> FlowCase | None:
+    """A conversation whose processes were killed, each at its boundary; None where the last one has come to the end."""
+    case = case_at(place, course)
+    for number, boundary in enumerate(boundaries, 1):
+        ended, case = case.live(boundary)
+        if not ended.killed_by:
+            assert number == len(boundaries) > 1, f"boundary {boundary} was not reached"
+            return None
+    return case
+
+
+def in_batches(stage: Stage, course: Course, deaths: Sequence[tuple[int, ...]]) -> list[Outcome]:
+    """Kill at these boundaries, each in a conversation of its own; many are brought to their ends by one process."""
+
+    def die(batch: Sequence[tuple[int, ...]]) -> list[Outcome]:
+        with stage.lane() as place:
+            cases = [killed(place("-".join(map(str, boundaries))), course, *boundaries) for boundaries in batch]
+            return finish([case for case in cases if case is not None])
+
+    batches = [deaths[start : start + BATCH] for start in range(0, len(deaths), BATCH)]
+    return [one for some in stage.lanes.threads.map(die, batches) for one in some]
+
+
 def singles(stage: Stage, course: Course) -> list[Outcome]:
     """Kill at each boundary."""
-
-    def die_at(boundary: int) -> Outcome:
-        with stage.place(str(boundary)) as place:
-            ended, case = case_at(place, course).live(boundary)
-            assert ended.killed_by, f"boundary {boundary} was not reached"
-            return case.finish()
-
-    return list(stage.lanes.threads.map(die_at, range(1, len(undisturbed(stage, course)) + 1)))
+    boundaries = len(undisturbed(stage, course))
+    outcomes = in_batches(stage, course, [(boundary,) for boundary in range(1, boundaries + 1)])
+    assert len(outcomes) == boundaries
+    return outcomes
 
 
 @courses(
-    ("sqlite file", ALL),
+    ("sqlite file", SINGLY),
     *((server, ON_SERVERS) for server in SERVERS),
-    soak=[(server, ALL) for server in SERVERS],
+    soak=[(store, ALL) for store in ("sqlite file", *SERVERS)],
 )
 def test_killed_at_every_boundary(stage: Stage, course: Course) -> None:
     """C1 to C9, O1 to O3, invariants 1, 3, 5, 6, 9, 11: whatever a process did last, the one behind it gets the flow to its end.
@@ -113,7 +136,7 @@ def every_pair(stage: Stage, course: Course, firsts: Callable[[int], Sequence[in
     return [one for some in stage.lanes.threads.map(die_at, boundaries) for one in some]
 
 
-@courses(("sqlite file", EVERY_TIME), soak=[("sqlite file", ALL)])
+@courses(("sqlite file", IN_PAIRS), soak=[("sqlite file", ALL)])
 def test_every_pair_of_boundaries(stage: Stage, course: Course) -> None:
     """The same as `test_killed_at_every_boundary`, stopped again in the next life, at each boundary of that one: all of them."""
     outcomes = every_pair(stage, course, lambda boundaries: range(1, boundaries + 1))
@@ -122,33 +145,19 @@ def test_every_pair_of_boundaries(stage: Stage, course: Course) -> None:
 
 
 @courses(("sqlite file", PARTLY))
-def test_every_fourth_boundary_and_each_behind_it(stage: Stage, course: Course) -> None:
+def test_every_sixth_boundary_and_each_behind_it(stage: Stage, course: Course) -> None:
     """The same, a part of the pairs."""
-    outcomes = every_pair(stage, course, lambda boundaries: range(2, boundaries, 4))
-    assert len(outcomes) > 100
+    outcomes = every_pair(stage, course, lambda boundaries: range(2, boundaries, 6))
+    assert len(outcomes) > 80
     report(stage, course, "a part of the pairs of boundaries", outcomes)
 
 
-def killed_twice(stage: Stage, course: Course, first: int, second: int) -> Outcome | None:
-    """Kill at a boundary, and the next process at one of its own; None where that has fewer."""
-    with stage.place(f"{first}-{second}") as place:
-        ended, case = case_at(place, course).live(first)
-        assert ended.killed_by
-        ended, case = case.live(second)
-        return case.finish() if ended.killed_by else None
-
-
-@courses(*((store, COURSES[2:4]) for store in ("sqlite file", *SERVERS)))
+@courses(("sqlite file", ON_SERVERS[1:]), *((server, ON_SERVERS) for server in SERVERS))
 def test_killed_at_some_pairs_of_boundaries(stage: Stage, course: Course) -> None:
     """The same as `test_killed_at_every_boundary`, killed again in the next life; a seeded sample."""
     boundaries = len(undisturbed(stage, course))
     pairs = [(first, second) for first in range(1, boundaries) for second in range(1, boundaries - first)]
-    chosen = random.Random(5).sample(pairs, SAMPLE)
-
-    def die_at(pair: tuple[int, int]) -> Outcome | None:
-        return killed_twice(stage, course, *pair)
-
-    outcomes = [one for one in stage.lanes.threads.map(die_at, chosen) if one is not None]
+    outcomes = in_batches(stage, course, random.Random(5).sample(pairs, SAMPLE))
     assert len(outcomes) > SAMPLE // 2
     report(stage, course, "some pairs of boundaries", outcomes)
 
@@ -158,10 +167,11 @@ def test_killed_at_every_pair_of_boundaries(stage: Stage, course: Course) -> Non
     """The same, killed again in the next life, at each boundary of that one: all of them."""
 
     def die_at(first: int) -> list[Outcome]:
-        found: list[Outcome] = []
-        while (outcome := killed_twice(stage, course, first, len(found) + 1)) is not None:
-            found.append(outcome)
-        return found
+        found: list[FlowCase] = []
+        with stage.lane() as place:
+            while (case := killed(place(f"{first}-{len(found) + 1}"), course, first, len(found) + 1)) is not None:
+                found.append(case)
+            return finish(found)
 
     firsts = range(1, len(undisturbed(stage, course)) + 1)
     outcomes = [one for some in stage.lanes.threads.map(die_at, firsts) for one in some]
@@ -170,8 +180,10 @@ def test_killed_at_every_pair_of_boundaries(stage: Stage, course: Course) -> Non
 
 
 @courses(
-    *((store, RECONCILED) for store in ("sqlite file", "redis")),
-    *((store, IN_A_TRANSACTION) for store in TRANSACTIONAL),
+    ("sqlite file", (*RECONCILED, *IN_A_TRANSACTION)),
+    ("postgres", IN_A_TRANSACTION[1:]),
+    ("redis", RECONCILED[1:]),
+    soak=[("postgres", (*RECONCILED, *IN_A_TRANSACTION)), ("redis", RECONCILED), ("redis cluster", RECONCILED)],
 )
 def test_effects_of_a_flow_killed_at_every_boundary(stage: Stage, course: Course) -> None:
     """C10, invariant 2: an effect happens once, also before the first wait of a step that runs again and again."""
