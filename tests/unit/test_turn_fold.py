@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from turnkeeper.observe.contexts import TraceContext
 from turnkeeper.turn import records as r
 from turnkeeper.turn.evolve import evolve, fold
 from turnkeeper.turn.identity import ToolCall
@@ -28,12 +29,17 @@ class _Turn:
         self.entries.append((record, at))
         self.state = evolve(self.state, record, at)
 
+    def trace(self) -> TraceContext | None:
+        """Of a run with telemetry, or none."""
+        return self.random.choice([None, TraceContext(f"trace {self.random.random()}")])
+
     def slot_record(self, round_index: int, slot_index: int) -> r.AnyRecord:
         """Any record that the slot can take."""
         here = (round_index, slot_index)
         owner, fence = self.random.choice(["a", "b"]), self.random.randint(1, 9)
         slot = find_slot(self.state, *here)
-        owned = [r.ToolClaimed(*here, owner, fence, 30, False), r.ToolBegun(*here, owner, fence, 900, True)]
+        begun = r.ToolBegun(*here, owner, fence, 900, True, trace=self.trace())
+        owned = [r.ToolClaimed(*here, owner, fence, 30, False), begun]
         if slot is None:
             return self.random.choice(owned)
         more: list[r.AnyRecord] = [
@@ -51,7 +57,7 @@ class _Turn:
 
     def round(self, index: int) -> None:
         if self.random.random() < 0.5:
-            self.add(r.ModelStarted(index, f"invocation {index}", "a", 60))
+            self.add(r.ModelStarted(index, f"invocation {index}", "a", 60, self.trace()))
         calls = tuple(ToolCall(f"call {n}", "tool", f"{n}") for n in range(self.random.randint(0, 3)))
         self.add(r.AssistantReserved(index, b"decision", calls))
         for _ in range(self.random.randint(0, 9)):

@@ -35,8 +35,11 @@ def describe(record: r.AnyRecord) -> Line:
     fields: dict[str, Any] = {
         name: value
         for name, value in msgspec.structs.asdict(record).items()
-        if not isinstance(value, bytes) and name not in ("calls", "labels")
+        if not isinstance(value, bytes) and name not in ("calls", "labels", "trace")
     }
+    trace = getattr(record, "trace", None)
+    if trace is not None:
+        fields["traceparent"] = trace.traceparent
     what = str(type(record).__struct_config__.tag)
     place = str(fields.get("round_index", ""))
     if "slot_index" in fields:

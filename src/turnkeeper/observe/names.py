@@ -1,4 +1,4 @@
-"""Every name that telemetry uses: spans, attributes, metrics. GenAI's semantic conventions where they have one, else `turnkeeper.*`.
+"""Every name that telemetry uses: by GenAI's semantic conventions where they have one, else `turnkeeper.*`.
 
 The conventions are still in development, so a name that they change is changed here and nowhere else. The tables at the end
 say what is emitted; docs/telemetry.md shows them.
@@ -147,7 +147,9 @@ SPANS: Final = (
 
 METRICS: Final = (
     MetricName(TURNS, "counter", "{run}", "runs of turns that have ended", (TURN_STATUS, ERROR_TYPE)),
-    MetricName(EFFECTS, "counter", "{effect}", "effects that were begun, completed, or became ambiguous", (EFFECT, EVENT)),
+    MetricName(
+        EFFECTS, "counter", "{effect}", "effects that were begun, completed, or became ambiguous", (EFFECT, EVENT)
+    ),
     MetricName(
         AMBIGUOUS_OPEN,
         "up-down counter",
@@ -160,7 +162,9 @@ METRICS: Final = (
     MetricName(
         MODEL_DURATION, "histogram", "s", "how long model calls took", (OPERATION, PROVIDER, REQUEST_MODEL, ERROR_TYPE)
     ),
-    MetricName(TOKEN_USAGE, "histogram", "{token}", "tokens of model calls", (OPERATION, PROVIDER, REQUEST_MODEL, TOKEN_TYPE)),
+    MetricName(
+        TOKEN_USAGE, "histogram", "{token}", "tokens of model calls", (OPERATION, PROVIDER, REQUEST_MODEL, TOKEN_TYPE)
+    ),
 )
 
 ATTRIBUTES: Final[dict[str, str]] = {

@@ -127,9 +127,7 @@ class Spans:
         self._tracer = trace.get_tracer(names.SCOPE, version, provider)
         self._contents = contents
 
-    def begin(
-        self, name: str, kind: str, attributes: Attributes, links: Iterable[TraceContext | None] = ()
-    ) -> Scene:
+    def begin(self, name: str, kind: str, attributes: Attributes, links: Iterable[TraceContext | None] = ()) -> Scene:
         """A span below the current one; it is told of only when it is ended."""
         found = [trace.Link(one) for one in map(span_context, links) if one is not None]
         span = self._tracer.start_span(name, kind=KINDS[kind], attributes=given(attributes), links=found)

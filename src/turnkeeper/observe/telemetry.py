@@ -92,7 +92,9 @@ class Telemetry:
         """A lease was lost while its owner was at work."""
         self._meters.lost.add(1)
 
-    def model_called(self, attributes: dict[str, str], seconds: float, error: str | None, tokens: tuple[int, int]) -> None:
+    def model_called(
+        self, attributes: dict[str, str], seconds: float, error: str | None, tokens: tuple[int, int]
+    ) -> None:
         """A model call has ended. `tokens`: of its input and of its output."""
         told = attributes if error is None else {**attributes, names.ERROR_TYPE: error}
         self._meters.models.record(seconds, told)
@@ -123,6 +125,7 @@ class Telemetry:
         return watch
 
 
-def kind_of_store(store: object) -> str:
-    """A short name of a store's kind: `sqlite`, `postgres`."""
-    return type(store).__name__.removesuffix("Store").lower()
+def kind_of_store(store: Any) -> str:
+    """A short name of a store's kind: `sqlite`, `postgres`; of one that wraps another, that one's."""
+    beneath = getattr(store, "beneath", None)
+    return type(store).__name__.removesuffix("Store").lower() if beneath is None else kind_of_store(beneath)

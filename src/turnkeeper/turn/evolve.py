@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from turnkeeper.log.record import Head
+from turnkeeper.observe.contexts import TraceContext
 from turnkeeper.turn import records as r
 from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
 from turnkeeper.turn.state import (
@@ -119,6 +120,7 @@ def _started(state: TurnState, record: r.Started, at: int) -> TurnState:
         transcript=Transcript(0, record.messages, None, None),
         engine=record.engine,
         first_round=record.first_round,
+        trace=record.trace,
     )
 
 
@@ -195,6 +197,7 @@ def _model_started(state: TurnState, record: r.ModelStarted, at: int) -> TurnSta
         owner=record.owner,
         model_calls=state.model_calls + 1,
         attempts=state.attempts + 1,
+        trace=record.trace or state.trace,
     )
 
 
@@ -226,6 +229,7 @@ def _delivery_reserved(state: TurnState, record: r.DeliveryReserved, at: int) ->
         revision=state.revision + 1,
         delivery=Delivery(record.key, record.text, record.delivery, record.owner, at + record.lease_ms),
         owner=record.owner or state.owner,
+        trace=record.trace or state.trace,
     )
 
 
@@ -236,7 +240,7 @@ def _delivery(state: TurnState, **changes: Any) -> TurnState:
 
 def _delivery_claimed(state: TurnState, record: r.DeliveryClaimed, at: int) -> TurnState:
     claimed = _delivery(state, owner=record.owner, lease_end=at + record.lease_ms, not_sent=False)
-    return replace(claimed, owner=record.owner)
+    return replace(claimed, owner=record.owner, trace=record.trace or state.trace)
 
 
 def _delivery_unknown(state: TurnState, record: r.DeliveryUnknown, at: int) -> TurnState:
@@ -263,6 +267,7 @@ def _stopped(state: TurnState, record: r.RunStopped, at: int) -> TurnState:
         state,
         revision=revision,
         stop=Stop(record.status, record.error_kind, record.message, revision),
+        trace=record.trace or state.trace,
     )
 
 
@@ -314,36 +319,42 @@ def evolve(state: TurnState, record: r.AnyRecord, at: int) -> TurnState:
     about: Any = record
     slot = rule(find_slot(state, about.round_index, about.slot_index), about, at)
     owner = about.owner if kind in _OWNING else state.owner
-    return _put(state, about.round_index, about.slot_index, slot, owner=owner)
+    trace = (about.trace if kind is r.ToolBegun else None) or state.trace
+    return _put(state, about.round_index, about.slot_index, slot, owner=owner, trace=trace)
 
 
 def fold(state: TurnState, entries: Iterable[tuple[r.AnyRecord, int]]) -> TurnState:
     """The state after records and their times: `evolve` for each, with one new state for a run of records on a round's slots."""
-    owner, steps, current, slots = state.owner, 0, state.current_round, _open_slots(state)
+    owner, trace, steps, current, slots = state.owner, state.trace, 0, state.current_round, _open_slots(state)
     for record, at in entries:
         kind = type(record)
         rule = _SLOT_RULES.get(kind)
         about: Any = record
         if rule is None or about.round_index != current:
-            state = evolve(_stepped(state, slots, owner, steps), record, at)
-            owner, steps, current, slots = state.owner, 0, state.current_round, _open_slots(state)
+            state = evolve(_stepped(state, slots, owner, trace, steps), record, at)
+            owner, trace, steps, current, slots = state.owner, state.trace, 0, state.current_round, _open_slots(state)
             continue
         index = about.slot_index
         slots[index] = rule(slots[index], about, at)
         steps += 1
         if kind is r.ToolBegun or kind is r.ToolClaimed:
             owner = about.owner
-    return _stepped(state, slots, owner, steps)
+        if kind is r.ToolBegun:
+            trace = about.trace or trace
+    return _stepped(state, slots, owner, trace, steps)
 
 
 def _open_slots(state: TurnState) -> list[Slot | None]:
     return [] if state.round is None else list(state.round.slots)
 
 
-def _stepped(state: TurnState, slots: list[Slot | None], owner: str | None, steps: int) -> TurnState:
+def _stepped(
+    state: TurnState, slots: list[Slot | None], owner: str | None, trace: TraceContext | None, steps: int
+) -> TurnState:
     if not steps or state.round is None:
         return state
-    return replace(state, round=replace(state.round, slots=tuple(slots)), owner=owner, revision=state.revision + steps)
+    round_ = replace(state.round, slots=tuple(slots))
+    return replace(state, round=round_, owner=owner, trace=trace, revision=state.revision + steps)
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(tuple[bytes, r.AnyRecord])

@@ -10,8 +10,10 @@ from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Store
+from turnkeeper.observe.telemetry import Telemetry
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
+from turnkeeper.turn.effects import changes
 from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.identity import operation_id, trace_hash, turn_key
 from turnkeeper.turn.records import AnyRecord
@@ -28,7 +30,13 @@ class TurnHandle:
     """One turn, by trace and scope."""
 
     def __init__(
-        self, store: Store, trace_id: str, scope: str = "primary", *, ttl_seconds: float = DEFAULT_TTL_SECONDS
+        self,
+        store: Store,
+        trace_id: str,
+        scope: str = "primary",
+        *,
+        ttl_seconds: float = DEFAULT_TTL_SECONDS,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """
         Raises:
@@ -38,12 +46,15 @@ class TurnHandle:
         self.scope = values.identifier(scope, "scope", longest=128)
         self.trace_hash = trace_hash(trace_id)
         self._ttl_seconds = ttl_seconds
+        self.telemetry = telemetry
         self.key = turn_key(self.trace_hash, scope)
-        self.log: FencedLog[TurnState, AnyRecord] = FencedLog(store, self.key, TurnRules(round(ttl_seconds * 1000)))
+        watch = None if telemetry is None else telemetry.watch(store, changes)
+        rules = TurnRules(round(ttl_seconds * 1000))
+        self.log: FencedLog[TurnState, AnyRecord] = FencedLog(store, self.key, rules, watch)
 
     def sibling(self, scope: str) -> TurnHandle:
         """The log of another scope of the same trace, kept as long."""
-        return TurnHandle(self.log.store, self.trace_id, scope, ttl_seconds=self._ttl_seconds)
+        return TurnHandle(self.log.store, self.trace_id, scope, ttl_seconds=self._ttl_seconds, telemetry=self.telemetry)
 
     @property
     def state(self) -> TurnState:

@@ -2,12 +2,16 @@
 
 Fields are only ever added at the end, with defaults: an older reader ignores them, a newer one fills them in. A kind of
 record that a reader does not know is refused (flows.md, ambiguity 24). Fields of type `bytes` are frames (`log/values.py`).
+
+`trace`: the span of the run that wrote it, for the next run to link to (flows.md F7). It stands in the first record of a run that
+can have it, and nowhere without telemetry.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from turnkeeper.observe.contexts import TraceContext
 from turnkeeper.turn.identity import ProviderReference, ToolCall
 from turnkeeper.turn.names import Resolution
 
@@ -31,6 +35,7 @@ class Started(TurnRecord, frozen=True, tag="started"):
     """What the engine has to know again of its run (`engine/identity.py`); empty where the turn is driven by hand."""
     first_round: int = 0
     """The round that is decided first: not 0 where the turn was begun elsewhere, and imported."""
+    trace: TraceContext | None = None
 
 
 class PolicyApplied(TurnRecord, frozen=True, tag="policy_applied"):
@@ -62,6 +67,7 @@ class ModelStarted(TurnRecord, frozen=True, tag="model_started"):
     invocation_id: str
     owner: str
     lease_ms: int
+    trace: TraceContext | None = None
 
 
 class ModelRenewed(TurnRecord, frozen=True, tag="model_renewed"):
@@ -143,6 +149,7 @@ class ToolBegun(TurnRecord, frozen=True, tag="tool_begun"):
     lease_ms: int
     replay_safe: bool
     refused: bool = False
+    trace: TraceContext | None = None
 
 
 class ToolRenewed(TurnRecord, frozen=True, tag="tool_renewed"):
@@ -230,6 +237,7 @@ class DeliveryReserved(TurnRecord, frozen=True, tag="delivery_reserved"):
     delivery: bytes | None
     owner: str = ""
     lease_ms: int = 0
+    trace: TraceContext | None = None
 
 
 class DeliveryClaimed(TurnRecord, frozen=True, tag="delivery_claimed"):
@@ -237,6 +245,7 @@ class DeliveryClaimed(TurnRecord, frozen=True, tag="delivery_claimed"):
 
     owner: str
     lease_ms: int
+    trace: TraceContext | None = None
 
 
 class DeliveryUnknown(TurnRecord, frozen=True, tag="delivery_unknown"):
@@ -273,6 +282,7 @@ class RunStopped(TurnRecord, frozen=True, tag="run_stopped"):
     status: str
     error_kind: str
     message: str
+    trace: TraceContext | None = None
 
 
 class Completed(TurnRecord, frozen=True, tag="completed"):

@@ -13,6 +13,7 @@ from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Client, Store, as_store
+from turnkeeper.observe.telemetry import Telemetry
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import decide
 from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle, milliseconds
@@ -51,6 +52,7 @@ class TurnCheckpointSession:
         labels: readable labels, for listing.
         report_ambiguous: let `commit_round` pass with slots whose outcome nobody has settled; the default is to
             refuse until somebody has (T3, ambiguity 7).
+        telemetry: counts what the session writes; None: nobody does.
 
     Raises:
         InvalidInput: an identifier or a length of time cannot be used.
@@ -69,6 +71,7 @@ class TurnCheckpointSession:
         *,
         labels: dict[str, str] | None = None,
         report_ambiguous: bool = False,
+        telemetry: Telemetry | None = None,
     ) -> None:
         lengths = {
             "ttl_seconds": ttl_seconds,
@@ -79,7 +82,7 @@ class TurnCheckpointSession:
             if not seconds > 0:
                 raise InvalidInput(name, f"must be more than 0, not {seconds}")
         self._store = as_store(redis)
-        self._turn = TurnHandle(self._store, trace_id, scope, ttl_seconds=ttl_seconds)
+        self._turn = TurnHandle(self._store, trace_id, scope, ttl_seconds=ttl_seconds, telemetry=telemetry)
         self._ttl_seconds = ttl_seconds
         self._claim_lease_ms = milliseconds(claim_lease_seconds)
         self._execution_lease_seconds = execution_lease_seconds

@@ -8,6 +8,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from turnkeeper.log import values
+from turnkeeper.observe.contexts import TraceContext
 from turnkeeper.turn.identity import ProviderReference, ToolCall
 from turnkeeper.turn.names import Resolution, ToolCallState, TurnPhase
 from turnkeeper.turn.references import References
@@ -154,6 +155,8 @@ class TurnState(msgspec.Struct, frozen=True, gc=False):
     """The round whose policy is in the transcript already."""
     stable_prefix: int | None = None
     """As the host's policy has set it."""
+    trace: TraceContext | None = None
+    """The span of the last run that wrote here with telemetry."""
 
     @property
     def current_round(self) -> int:
