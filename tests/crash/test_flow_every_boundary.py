@@ -162,6 +162,7 @@ def test_killed_at_some_pairs_of_boundaries(stage: Stage, course: Course) -> Non
     report(stage, course, "some pairs of boundaries", outcomes)
 
 
+@pytest.mark.timeout(1800)
 @courses(soak=[("sqlite file", COURSES), *((server, ON_SERVERS) for server in SERVERS)])
 def test_killed_at_every_pair_of_boundaries(stage: Stage, course: Course) -> None:
     """The same, killed again in the next life, at each boundary of that one: all of them."""
