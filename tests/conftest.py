@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from turnkeeper.log.keyring import Keyring
+from turnkeeper.log.sealing import EncryptedStore
 from turnkeeper.log.store import Store
 from turnkeeper.stores.postgres import PostgresStore
 from turnkeeper.stores.redis import RedisStore
@@ -43,15 +45,26 @@ def anyio_backend() -> str:
 
 
 STORES = ("sqlite file", "sqlite memory", "postgres", "redis", "redis resp3", "redis cluster")
+ENCRYPTED = " encrypted"
+"""Behind a store's name: its records are. `also_encrypted` runs a module's tests on such ones too."""
+
+
+def also_encrypted(*names: str) -> pytest.MarkDecorator:
+    """Run the tests on every store, and with encrypted records on these."""
+    return pytest.mark.parametrize("store", [*STORES, *(name + ENCRYPTED for name in names)], indirect=True)
 
 
 @asynccontextmanager
 async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
     """An empty store of that name, on a real server where it needs one."""
+    if name.endswith(ENCRYPTED):
+        async with opened(name.removesuffix(ENCRYPTED), request, tmp_path) as store:
+            yield EncryptedStore(store, Keyring({"new": bytes(32), "old": b"o" * 32}))
+        return
     if name == "postgres":
         server: Server = request.getfixturevalue("postgres")
         url = server.url(request.getfixturevalue("postgres_database"))
-        store: Store = await PostgresStore.open(url)
+        store = await PostgresStore.open(url)
     elif name == "redis cluster":
         cluster: RedisCluster = request.getfixturevalue("redis_cluster")
         cluster.flush()

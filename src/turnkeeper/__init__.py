@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from turnkeeper.engine.wire import Message, ModelInvocationResponse, ModelToolRequest, ModelToolResult, TextPart
     from turnkeeper.errors import OwnershipLost, StoreError, TurnkeeperError
     from turnkeeper.keeper import Keeper
+    from turnkeeper.log.keyring import Keyring
     from turnkeeper.models.scripted import ScriptedModel
     from turnkeeper.turn.session import TurnCheckpointSession
 
@@ -54,6 +55,7 @@ _HOMES = {
     "engine.wire": ("Message", "ModelInvocationResponse", "ModelToolRequest", "ModelToolResult", "TextPart"),
     "errors": ("OwnershipLost", "StoreError", "TurnkeeperError"),
     "keeper": ("Keeper",),
+    "log.keyring": ("Keyring",),
     "models.scripted": ("ScriptedModel",),
     "turn.session": ("TurnCheckpointSession",),
 }
@@ -76,6 +78,7 @@ __all__ = [  # as grouped above
     "Host",
     "HumanApproval",
     "Keeper",
+    "Keyring",
     "Message",
     "ModelInvocationResponse",
     "ModelPort",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turnkeeper.conversation import oversight
 from turnkeeper.conversation.channel import Channel
@@ -42,6 +42,9 @@ from turnkeeper.turn.names import Resolution, TurnPhase
 from turnkeeper.turn.session import TurnCheckpointSession
 from turnkeeper.turn.state import KIND, TurnState, find_round
 
+if TYPE_CHECKING:
+    from turnkeeper.log.keyring import Keyring
+
 Input = str | Sequence[Any]
 
 
@@ -67,10 +70,15 @@ class Keeper:
 
     @classmethod
     async def open(
-        cls, url: str = "sqlite:///turnkeeper.db", *, create: bool = True, ttl_seconds: float = DEFAULT_TTL_SECONDS
+        cls,
+        url: str = "sqlite:///turnkeeper.db",
+        *,
+        create: bool = True,
+        ttl_seconds: float = DEFAULT_TTL_SECONDS,
+        keyring: Keyring | None = None,
     ) -> Keeper:
-        """Open the store of a URL. See `open_store`."""
-        return cls(await open_store(url, create=create), ttl_seconds=ttl_seconds)
+        """Open the store of a URL, encrypted where a keyring is given. See `open_store`."""
+        return cls(await open_store(url, create=create, keyring=keyring), ttl_seconds=ttl_seconds)
 
     async def __aenter__(self) -> Keeper:
         return self

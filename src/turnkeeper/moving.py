@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from turnkeeper.errors import TurnkeeperError
 from turnkeeper.log.record import NOWHERE, Head, HeadQuery, Tail
-from turnkeeper.log.store import RestoringStore, Store
+from turnkeeper.log.sealing import key_id_of
+from turnkeeper.log.store import RestoringStore, Store, as_kept
 
 
 class CopyFailed(TurnkeeperError):
@@ -75,7 +78,11 @@ async def copy_logs(source: Store, target: Store, *, show: Callable[[Head], None
     A log that the target has already is left as it is and verified: a copy that was interrupted goes on where it stopped.
     Nothing may write to the source meanwhile; a log that grew during the copy is an error.
 
+    The records are copied as these stores give and take them. Of encrypted stores, `as_kept` copies them sealed, without any
+    key; given as they are, the records are opened, and sealed again with the current key of the target's keyring.
+
     Raises:
+        EncryptionError: a record cannot be opened or sealed.
         CopyFailed: a log differs between the stores.
     """
     if not isinstance(target, RestoringStore):
@@ -103,8 +110,31 @@ async def copy_logs(source: Store, target: Store, *, show: Callable[[Head], None
     return Copied(copied, there, verified, records, size)
 
 
+class KeyUse(NamedTuple):
+    """In how many logs and records a key is."""
+
+    logs: int
+    records: int
+
+
+async def keys_in_use(store: Store) -> dict[str | None, KeyUse]:
+    """Which keys the records of a store are sealed with, by id; under None those that are not encrypted.
+
+    It reads every log and opens none: so it needs no keys, and believes what a record says of itself.
+    """
+    store = as_kept(store)
+    logs: Counter[str | None] = Counter()
+    records: Counter[str | None] = Counter()
+    async for head in store.heads():
+        ids = Counter(key_id_of(record.body) for record in (await store.read(head.key)).records)
+        logs.update(ids.keys())
+        records.update(ids)
+    return {key_id: KeyUse(logs[key_id], records[key_id]) for key_id in sorted(logs, key=lambda id_: id_ or "")}
+
+
 async def erase_logs(store: Store, prefix: str) -> Receipt:
-    """Erase every log whose key begins with `prefix`, and make sure."""
+    """Erase every log whose key begins with `prefix`, and make sure. It needs no keys: the digests are of what was kept."""
+    store = as_kept(store)
     erased: list[Erased] = []
     async for head in store.heads(HeadQuery(prefix=prefix)):
         tail = await store.read(head.key)

@@ -12,6 +12,7 @@ from turnkeeper.conversation.channel import Channel
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
 from turnkeeper.errors import InvalidInput
+from turnkeeper.log.keyring import Keyring
 from turnkeeper.log.store import Store
 from turnkeeper.stores.opening import open_store
 from turnkeeper.transport.opening import open_transport, transport_in
@@ -56,6 +57,7 @@ class Service:
         transport: str | None = None,
         queue: str = "default",
         front: Front | None = None,
+        keyring: Keyring | None = None,
         **options: Any,
     ) -> None:
         """
@@ -68,10 +70,12 @@ class Service:
             queue: names the queue, where several services share a server.
             front: takes messages from outside, for as long as it is not cancelled: a web server, a poller. `turnkeeper serve`
                 runs it.
+            keyring: what records are encrypted with; if None, that of the environment's TURNKEEPER_KEYS or
+                TURNKEEPER_KEYS_FILE, and where neither is set nothing is encrypted.
             options: those of `Conversations`.
 
         Raises:
-            InvalidInput: there is no channel.
+            InvalidInput: there is no channel, or the environment's keys cannot be used.
         """
         if not channels:
             raise InvalidInput("channels", "a service needs at least one")
@@ -81,6 +85,7 @@ class Service:
         self.transport = transport or self.store
         self.queue = queue
         self.front = front
+        self.keyring = Keyring.from_environment() if keyring is None else keyring
         self._options = options
 
     @asynccontextmanager
@@ -92,7 +97,7 @@ class Service:
             StoreError: store or transport cannot be used.
         """
         async with AsyncExitStack() as stack:
-            store = await open_store(self.store)
+            store = await open_store(self.store, keyring=self.keyring)
             stack.push_async_callback(store.close)
             if self.transport == self.store:
                 transport = await transport_in(store, self.queue)  # through the same connections

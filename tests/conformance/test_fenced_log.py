@@ -9,13 +9,14 @@ import pytest
 
 from tests.conformance.support import HEAD, ClockedStore, append, listed, whole
 from tests.conformance.tally import Added, Closed, Entry, Tally, TallyLog, adding, tally_log
+from tests.conftest import also_encrypted
 from tests.faulty import Fault, FaultyStore, When, cancelled, unavailable
 from turnkeeper.errors import SchemaConflict, StoreBusy, StoreContention, StoreUnavailable, TurnkeeperError
 from turnkeeper.log import frames
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import NOWHERE, Guard
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, also_encrypted("sqlite memory")]
 
 WHENS: tuple[When, When] = ("before", "after")
 

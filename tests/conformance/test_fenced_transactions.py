@@ -11,13 +11,14 @@ import pytest
 
 from tests.conformance.support import ClockedStore, whole
 from tests.conformance.tally import Added, Entry, Tally, adding, tally_log
+from tests.conftest import also_encrypted
 from tests.faulty import FaultyStore, When, cancelled, unavailable
 from turnkeeper.errors import StoreUnavailable, TurnkeeperError
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import Guard
 from turnkeeper.log.store import Store, TransactionalStore
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, also_encrypted("sqlite memory")]
 
 
 class Effect:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from tests.conformance.support import HEAD, ClockedStore, append, bodies, listed, whole
+from tests.conftest import also_encrypted
 from turnkeeper.log.record import NOWHERE, Appended, Behind, Guard, GuardFailed, Position, Record
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, also_encrypted("sqlite memory")]
 
 MINUTE = 60_000
 

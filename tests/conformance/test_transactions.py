@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conformance.support import HEAD, ClockedStore, append, listed, whole
+from tests.conftest import also_encrypted
 from turnkeeper.log.record import NOWHERE, Appended, Behind, Guard, GuardFailed, Position
 from turnkeeper.log.store import TransactionalStore
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, also_encrypted("sqlite memory", "postgres")]
 
 
 class Done(NamedTuple):

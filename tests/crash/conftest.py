@@ -12,6 +12,7 @@ import pytest
 
 from tests.crash.nursery import Nursery
 from tests.crash.places import LANES, Lanes, Stage
+from tests.crash.sealed import SEALED, SEALED_FILE
 from tests.servers.postgres import Server
 from tests.servers.redis import RedisCluster, RedisServer
 
@@ -63,4 +64,5 @@ def _urls(name: str, request: pytest.FixtureRequest) -> Callable[[int, Path], st
     if name.startswith("redis"):
         redis: RedisServer = request.getfixturevalue("redis_server")
         return lambda _lane, _folder: redis.url("protocol=3" if name == "redis resp3" else "protocol=2")
-    return lambda _lane, folder: f"sqlite:///{folder}/turns.db"
+    file = SEALED_FILE if name == SEALED else "turns.db"
+    return lambda _lane, folder: f"sqlite:///{folder}/{file}"

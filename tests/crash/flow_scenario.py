@@ -10,6 +10,7 @@ from tests.conformance.support import ClockedStore
 from tests.crash.flow_platform import Person, platform, settle_doubts
 from tests.crash.ledger import Ledger
 from tests.crash.scenario import LEASE, Boundaries, MortalStore
+from tests.crash.sealed import keyring_of
 from turnkeeper import DidNotHappen, Happened, ToolContext, tool
 from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.conversations import Conversations
@@ -154,7 +155,7 @@ async def _live(job: Job) -> dict[str, Any]:
     """While no bot is there the person speaks; then the bot comes, behind every lease, and dies at its boundary."""
     url, conversation, life = job["url"], job["conversation"], job["life"]
     boundaries = Leaving(Path(job["ledger"]).parent) if job["leaves"] else Boundaries(job["die_at"])
-    store = await open_store(url)
+    store = await open_store(url, keyring=keyring_of(url))
     clock = cast("ClockedStore", store)
     # The test clock of a file or a database stands where the process before has left it; that of Redis is this object's alone.
     if url.startswith("redis"):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnkeeper.errors import InvalidInput, SchemaConflict, ValueTooLarge
+from turnkeeper.errors import InvalidInput, KeyMissing, SchemaConflict, ValueTooLarge
 from turnkeeper.log import frames
 
 if sys.version_info >= (3, 14):
@@ -171,13 +171,23 @@ def test_a_lying_length(off_by: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [value for value in range(256) if value not in (frames.PLAIN, frames.ZSTD, frames.SEED)]
+    "first", [value for value in range(256) if value not in (frames.PLAIN, frames.ZSTD, frames.SEED, frames.SEALED)]
 )
 def test_unknown_codecs(first: int) -> None:
     """Every other first byte is a codec of a newer version: refused with its number and with the place."""
     with pytest.raises(SchemaConflict, match=f"log k record 7: unknown frame codec 0x{first:02x}") as raised:
         frames.decode(bytes([first]) + b"rest", where="log k record 7")
     assert raised.value.where == "log k record 7"
+
+
+@pytest.mark.parametrize(
+    ("rest", "key_id"), [(b"\x01\x03keyrest", "key"), (b"\x01\x03k", "k"), (b"\x01\x00", ""), (b"", "")]
+)
+def test_a_sealed_frame(rest: bytes, key_id: str) -> None:
+    """Who reads an encrypted record without a keyring is told which key it needs, and where."""
+    with pytest.raises(KeyMissing, match=f"log k record 7: is encrypted with the key '{key_id}', and no") as raised:
+        frames.decode(b"\x03" + rest, where="log k record 7")
+    assert (raised.value.where, raised.value.key_id) == ("log k record 7", key_id)
 
 
 def test_an_empty_frame() -> None:
@@ -212,14 +222,15 @@ def test_something_behind_the_end(codec: frames.Codec) -> None:
 @examples
 @given(data=st.data())
 def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
-    """No damaged frame raises anything else than SchemaConflict, or takes more room than its claim."""
+    """No damaged frame raises anything else than SchemaConflict (or one that looks encrypted KeyMissing), or takes more room than
+    its claim."""
     codec = data.draw(st.sampled_from(CODECS))
     frame = bytearray(frames.encode(b"".join(b"%d " % number for number in range(300)), codec))
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
     try:
         payload = frames.decode(bytes(frame), limit=5000)
-    except SchemaConflict:
+    except (SchemaConflict, KeyMissing):
         return
     assert len(payload) <= 5000
 
@@ -227,10 +238,10 @@ def test_damage_is_refused_or_harmless(data: st.DataObject) -> None:
 @examples
 @given(start=st.sampled_from([b"", b"\x01", b"\x02\x00\x00", b"1:", b"1:9:"]), rest=st.binary(max_size=60))
 def test_noise_is_refused(start: bytes, rest: bytes) -> None:
-    """Any bytes at all: a payload or SchemaConflict."""
+    """Any bytes at all: a payload or SchemaConflict, or KeyMissing for what looks encrypted."""
     try:
         payload = frames.decode(start + rest, limit=1000)
-    except SchemaConflict:
+    except (SchemaConflict, KeyMissing):
         return
     assert len(payload) <= 1000
 

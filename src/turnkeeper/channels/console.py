@@ -19,6 +19,7 @@ from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.message import MAX_MESSAGE, Content, Message, keep_message
 from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp
 from turnkeeper.errors import InvalidInput, TranscriptError, ValueTooLarge
+from turnkeeper.log.keyring import Keyring
 from turnkeeper.stores.opening import open_store
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ async def run_console(
     transcript: str | os.PathLike[str],
     *,
     lease_seconds: float = 5.0,
+    keyring: Keyring | None = None,
 ) -> None:
     """Talk to flows on standard input and output, a line a message, until the input ends.
 
@@ -91,6 +93,7 @@ async def run_console(
         store_url: see `turnkeeper.stores.opening.open_store`.
         transcript: the file; begun if there is none.
         lease_seconds: how long to wait, after a crash in the middle of a step, until it may be gone on with.
+        keyring: what the store's records are encrypted with; the transcript is a plain file in any case.
 
     Raises:
         TranscriptError: the transcript cannot be used.
@@ -99,7 +102,7 @@ async def run_console(
     """
     flows = [flows] if isinstance(flows, Flow) else flows
     with Transcript(transcript, conversation_id) as paper:
-        store = await open_store(store_url)
+        store = await open_store(store_url, keyring=keyring)
         try:
             screen = _Screen()
             channel = ConsoleChannel(paper, screen.show)

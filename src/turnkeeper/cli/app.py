@@ -393,12 +393,29 @@ async def copy(
     source: Annotated[str, Parameter(help="The URL to copy from; nothing may write to it meanwhile.")],
     target: Annotated[str, Parameter(help="The URL to copy to.")],
     *,
+    rekey: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Encrypt what is copied with the current key of TURNKEEPER_KEYS; the others open it."
+        ),
+    ] = False,
     json: Json = False,
 ) -> int:
-    """Copy every log to another store, byte for byte, then verify. Run it again to go on after an interruption."""
+    """Copy every log to another store, byte for byte, then verify. Run it again to go on after an interruption.
+
+    Encrypted logs are copied as they are, without any key. With --rekey they are opened, and encrypted anew.
+    """
     from turnkeeper.cli.housekeeping import copy_store
 
-    return await copy_store(source, target, as_json=json)
+    return await copy_store(source, target, rekey=rekey, as_json=json)
+
+
+@app.command
+async def keys(*, store: StoreUrl = _DEFAULT_STORE, json: Json = False) -> int:
+    """Tell which keys the records of a store are encrypted with: whether an old one may go. It needs none of them."""
+    from turnkeeper.cli.housekeeping import list_keys
+
+    return await list_keys(store, as_json=json)
 
 
 @app.command

@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from turnkeeper.cli.opening import open_keeper
 from turnkeeper.cli.output import moment, moment_iso, print_json, size
 from turnkeeper.conversation.message import kept_content, kept_message
 from turnkeeper.conversation.oversight import ConversationHistory, Entry
 from turnkeeper.conversation.state import Answer, ConversationState, Inbound, Row, Send, SendKey
 from turnkeeper.errors import InvalidInput
-from turnkeeper.keeper import Keeper
 from turnkeeper.log.record import Head
 
 
 async def print_conversations(url: str, *, attention: bool, limit: int, as_json: bool) -> int:
     """Print the conversations of a store, those that need attention first."""
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         found = [head async for head in keeper.conversation_heads(attention=attention or None)]
     found.sort(key=lambda head: (head.attention is None, -head.updated))
     shown = found[:limit] if limit > 0 else found
@@ -66,7 +66,7 @@ def _head_json(head: Head) -> dict[str, Any]:
 
 async def print_conversation(url: str, conversation_id: str, *, as_json: bool) -> int:
     """Print one conversation: what is pending, the flow, the outbox, and the records that compaction has left."""
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         history = await keeper.conversation(conversation_id)
     if history is None:
         raise InvalidInput("conversation", f"there is no conversation {conversation_id!r} in {url}")
@@ -199,7 +199,7 @@ async def settle_send(
         record, sequence, chunk = map(int, key.split("."))
     except ValueError as e:
         raise InvalidInput("key", f"{key!r} is not of the form 4.0.0, as `turnkeeper conversation` prints it") from e
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         await keeper.resolve_send(
             conversation_id, SendKey(record, sequence, chunk), message_id=message_id, who=who, why=why
         )
@@ -209,7 +209,7 @@ async def settle_send(
 
 async def settle_message(url: str, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> int:
     """Let a quarantined message be tried again, or drop it."""
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         await keeper.resolve_message(conversation_id, number, drop=drop, who=who, why=why)
     Console().print(f"message {number} {'is dropped' if drop else 'will be tried again'}; the conversation goes on.")
     return 0

@@ -11,10 +11,10 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from turnkeeper.cli.opening import open_keeper
 from turnkeeper.engine import documents
 from turnkeeper.engine.wire import EngineCheckpoint
 from turnkeeper.errors import InvalidInput, TurnCheckpointError
-from turnkeeper.keeper import Keeper
 
 Format = Literal["json", "yaml"]
 
@@ -23,7 +23,7 @@ async def export_turn(
     url: str, turn_id: str, scope: str, *, at: int | None, form: Format | None, output: Path | None, events: bool
 ) -> int:
     """Print a turn's checkpoint, or its events one a line; into a file where one is named."""
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         if events:
             told = await keeper.events(turn_id, scope, at=at)
             text = "".join(documents.to_json(event) + "\n" for event in told)
@@ -47,7 +47,7 @@ async def import_turn(url: str, source: Path, *, form: Format | None, as_json: b
         raise InvalidInput("FILE", f"{source} cannot be read: {e.strerror}") from e
     read = documents.from_yaml if (form or _form_of(source)) == "yaml" else documents.from_json
     loaded = read(EngineCheckpoint, text)
-    async with await Keeper.open(url) as keeper:
+    async with await open_keeper(url, create=True) as keeper:
         scope = await keeper.adopt(loaded.value)
     turn_id = loaded.value.turn_id
     if as_json:

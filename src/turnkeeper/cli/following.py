@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 from rich.markup import escape
 
+from turnkeeper.cli.opening import open_keeper
 from turnkeeper.cli.output import moment, moment_iso, print_json
 from turnkeeper.cli.timeline import describe
 from turnkeeper.errors import InvalidInput
@@ -31,7 +32,7 @@ async def follow_turn(url: str, turn_id: str, scope: str, *, wait: bool, as_json
     """Print the records of a turn, and those that follow, until it is closed; one JSON object a line for programs."""
     console = Console(highlight=False)
     told = 0
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         key = turn_key(trace_hash(turn_id), scope)
         while True:
             history = await keeper.history(turn_id, scope)
@@ -70,7 +71,7 @@ async def print_difference(url: str, turn_id: str, scope: str, before: int, afte
     """Print what changed in a turn between two sequence numbers of its log. The exit status is 1 if anything did."""
     if before < 0 or (after is not None and after < 1):
         raise InvalidInput("sequence", "sequence numbers begin with 1; 0 is before the turn")
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         one = await keeper.history(turn_id, scope, at=before) if before else None
         other = await keeper.history(turn_id, scope, at=after)
     if other is None:

@@ -8,10 +8,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from turnkeeper.cli.durations import seconds_of
+from turnkeeper.cli.opening import open_keeper
 from turnkeeper.cli.output import moment_iso, print_json, size
+from turnkeeper.errors import InvalidInput
 from turnkeeper.keeper import Keeper
-from turnkeeper.moving import copy_logs
-from turnkeeper.stores.opening import migrate_store, open_store
+from turnkeeper.log.keyring import Keyring
+from turnkeeper.moving import copy_logs, keys_in_use
+from turnkeeper.stores.opening import migrate_store
 
 
 async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool) -> int:
@@ -43,11 +46,14 @@ async def erase_turn(url: str, name: str, *, conversation: bool, as_json: bool) 
     return 1 if receipt.left else 0
 
 
-async def copy_store(source_url: str, target_url: str, *, as_json: bool) -> int:
-    """Copy all logs from one store to another."""
+async def copy_store(source_url: str, target_url: str, *, rekey: bool, as_json: bool) -> int:
+    """Copy all logs from one store to another: as they are kept, without keys, or opened and sealed again."""
+    keyring = Keyring.from_environment() if rekey else None
+    if rekey and keyring is None:
+        raise InvalidInput("--rekey", "needs the keys in TURNKEEPER_KEYS or TURNKEEPER_KEYS_FILE")
     async with (
-        await Keeper.open(source_url, create=False) as source,
-        Keeper(await open_store(target_url)) as target,
+        await Keeper.open(source_url, create=False, keyring=keyring) as source,
+        await Keeper.open(target_url, keyring=keyring) as target,
     ):
         copied = await copy_logs(source.store, target.store)
     if as_json:
@@ -57,6 +63,22 @@ async def copy_store(source_url: str, target_url: str, *, as_json: bool) -> int:
             f"{copied.copied} logs copied, {copied.already_there} were there already, {copied.verified} verified: "
             f"{copied.records} records, {size(copied.bytes)}"
         )
+    return 0
+
+
+async def list_keys(url: str, *, as_json: bool) -> int:
+    """Print which keys the records of a store are sealed with. Opens no record, and needs no key."""
+    async with await Keeper.open(url, create=False) as keeper:
+        found = await keys_in_use(keeper.store)
+    if as_json:
+        print_json([{"key": key_id, **use._asdict()} for key_id, use in found.items()])
+        return 0
+    table = Table()
+    for heading in ("key", "logs", "records"):
+        table.add_column(heading, overflow="fold", justify="left" if heading == "key" else "right")
+    for key_id, use in found.items():
+        table.add_row("not encrypted" if key_id is None else escape(key_id), str(use.logs), str(use.records))
+    Console().print(table)
     return 0
 
 
@@ -72,7 +94,7 @@ async def migrate_schema(url: str, *, as_json: bool) -> int:
 
 async def examine(url: str, *, as_json: bool) -> int:
     """Print what the store promises."""
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         promises = await keeper.promises()
     if as_json:
         print_json([promise._asdict() for promise in promises])

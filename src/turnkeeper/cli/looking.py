@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from turnkeeper.cli.durations import seconds_of
+from turnkeeper.cli.opening import open_keeper
 from turnkeeper.cli.output import moment, moment_iso, print_json, size
 from turnkeeper.cli.timeline import describe
 from turnkeeper.errors import InvalidInput
-from turnkeeper.keeper import Keeper
 from turnkeeper.log import values
 from turnkeeper.log.record import Head
 from turnkeeper.turn.history import TurnHistory
@@ -39,7 +39,7 @@ async def print_list(
         wanted = None if phase is None else TurnPhase(phase.upper())
     except ValueError as e:
         raise InvalidInput("--phase", f"{phase} is none of {', '.join(p.value for p in TurnPhase)}") from e
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         before = None if age is None else await keeper.now() - age * 1000
         found = [
             head
@@ -100,7 +100,7 @@ async def print_turn(url: str, turn_id: str, scope: str, *, at: int | None, as_j
     """Print one turn as a time line."""
     if at is not None and at < 1:
         raise InvalidInput("--at", "sequence numbers begin with 1")
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         history = await keeper.history(turn_id, scope, at=at)
     if history is None:
         raise InvalidInput("turn", f"there is no turn {turn_id!r} with scope {scope!r} in {url}")

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from turnkeeper.cli.durations import seconds_of
+from turnkeeper.cli.opening import open_keeper
 from turnkeeper.engine import documents
 from turnkeeper.engine.wire import ModelInvocationResponse
 from turnkeeper.errors import InvalidInput
-from turnkeeper.keeper import Keeper
 
 
 async def settle_call(
@@ -33,7 +33,7 @@ async def settle_call(
         raise InvalidInput("--result", "is needed with `happened`: it is what the model is told")
     if outcome == "did_not_happen" and fence is None:
         raise InvalidInput("--fence", "is needed with `did_not_happen`: `turnkeeper show` prints it")
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         await keeper.resolve_tool(
             turn_id, round_index, slot_index, outcome, who=who, why=why, fence=fence, result=result, scope=scope
         )
@@ -47,7 +47,7 @@ async def settle_reply(
     """Settle a reply that may have been sent."""
     if (message_id is None) == (not_sent_by is None):
         raise InvalidInput("--message-id", "or --not-sent-by is needed, and not both: was the reply sent or not?")
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         await keeper.resolve_delivery(turn_id, message_id, who=who, why=why, sender=not_sent_by, scope=scope)
     _say("not sent" if message_id is None else f"sent as {message_id}", turn_id)
     return 0
@@ -63,7 +63,7 @@ async def settle_model(
             answer = documents.from_json(ModelInvocationResponse, await anyio.Path(response).read_bytes()).value
         except OSError as e:
             raise InvalidInput("--response", f"{response} cannot be read: {e.strerror}") from e
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         await keeper.resolve_model(turn_id, outcome, who=who, why=why, response=answer, scope=scope)
     _say(outcome, turn_id)
     return 0
@@ -83,7 +83,7 @@ async def decide_call(
 ) -> int:
     """Say whether a parked tool call may run."""
     seconds = None if valid is None else seconds_of(valid, "--valid")
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await open_keeper(url) as keeper:
         await keeper.decide_permission(
             turn_id, round_index, slot_index, approved, who=who, why=why, valid_seconds=seconds, scope=scope
         )

@@ -44,14 +44,15 @@ def conversations(store: Store, *, attention: bool | None = None) -> AsyncIterat
 
 async def read_conversation(store: Store, conversation_id: str) -> ConversationHistory | None:
     """A conversation as it is now; None where there is none."""
-    tail = await store.read(conversation_key(conversation_id))
+    key = conversation_key(conversation_id)
+    tail = await store.read(key)
     if tail.position == NOWHERE:
         return None
     rules = ConversationRules(Retention())
     state, decoder = rules.initial(), rules.decoder()
     entries: list[Entry] = []
     for seq, at, body in tail.records:
-        _, record = decoder.decode(frames.decode(body))
+        _, record = decoder.decode(frames.decode(body, where=f"{key} record {seq}"))
         state = rules.evolve(state, record, at)
         entries.append(Entry(seq, at, record, len(body)))
     return ConversationHistory(entries, state)

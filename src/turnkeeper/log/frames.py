@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | 0x01 | plain | msgpack |
 | 0x02 | zstd | length of the msgpack (4 bytes, big endian), zstd frame |
+| 0x03 | sealed | see `turnkeeper.log.sealing`: what is sealed is a frame of one of the others |
 | `1` (0x31) | the first seed's | `1:<length>:<base64 of zlib>` (journal.md T1.2) |
 """
 
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from turnkeeper.errors import SchemaConflict, ValueTooLarge
+from turnkeeper.errors import KeyMissing, SchemaConflict, ValueTooLarge
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -28,6 +29,7 @@ Codec = Literal["plain", "zstd", "seed"]
 
 PLAIN: Final = 0x01
 ZSTD: Final = 0x02
+SEALED: Final = 0x03
 SEED: Final = ord("1")
 
 _PLAIN_BYTE: Final = b"\x01"
@@ -109,6 +111,7 @@ def decode(frame: bytes, *, limit: int = MAX_INFLATED, where: str = "frame") -> 
 
     Raises:
         SchemaConflict: the codec is unknown, the frame is damaged, or it would inflate beyond `limit` bytes.
+        KeyMissing: it is sealed, and whoever reads it has no keyring.
     """
     codec = frame[0] if frame else None
     if codec == PLAIN:
@@ -129,6 +132,11 @@ def decode(frame: bytes, *, limit: int = MAX_INFLATED, where: str = "frame") -> 
         return _exact(payload, length, inflater.eof and not inflater.unused_data, where)
     if codec == SEED:
         return _decode_seed(frame, limit, where)
+    if codec == SEALED:
+        key_id = frame[3 : 3 + frame[2]].decode("ascii", "replace") if len(frame) > 2 else ""
+        raise KeyMissing(
+            where, key_id, f"is encrypted with the key {key_id!r}, and no keyring was given to open it with"
+        )
     raise SchemaConflict(where, "unknown frame" if codec is None else f"unknown frame codec 0x{codec:02x}")
 
 

@@ -290,11 +290,11 @@ class FencedLog(Generic[S, R]):
         return bodies
 
     def _decode(self, record: Record) -> tuple[bytes, R]:
+        where = f"{self.key} record {record.seq}"
         try:
-            return self._decoder.decode(frames.decode(record.body))
-        except (SchemaConflict, msgspec.ValidationError, msgspec.DecodeError) as e:
-            reason = e.reason if isinstance(e, SchemaConflict) else str(e)
-            raise SchemaConflict(f"{self.key} record {record.seq}", reason) from e
+            return self._decoder.decode(frames.decode(record.body, where=where))
+        except (msgspec.ValidationError, msgspec.DecodeError) as e:
+            raise SchemaConflict(where, str(e)) from e
 
     def _missed(self, records: Sequence[Record], known: int) -> Iterable[tuple[R, int]]:
         """The records behind the first `known`, decoded, with their times."""

@@ -145,6 +145,23 @@ class TransactionalStore(Protocol):
         ...
 
 
+@runtime_checkable
+class WrappingStore(Protocol):
+    """A store whose records are kept by another one, in another form: sealed, say."""
+
+    @property
+    def beneath(self) -> Store:
+        """The store that keeps them."""
+        ...
+
+
+def as_kept(store: Store) -> Store:
+    """The store that gives records as they are kept: for who counts, erases or copies them without looking inside."""
+    while isinstance(store, WrappingStore):
+        store = store.beneath
+    return store
+
+
 _ADAPTERS: Final = {"redis": "turnkeeper.stores.redis"}
 """By the package that a client comes from: the module whose `from_client` makes a store of it."""
 

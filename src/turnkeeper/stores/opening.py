@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from turnkeeper.errors import UnknownStoreUrl
 from turnkeeper.log.store import Store
 
+if TYPE_CHECKING:
+    from turnkeeper.log.keyring import Keyring
 
-async def open_store(url: str, *, create: bool = True) -> Store:
+
+async def open_store(url: str, *, create: bool = True, keyring: Keyring | None = None) -> Store:
     """Open the store of a URL: `sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite:///:memory:`, or a file's path;
     `postgresql://USER@HOST/DATABASE`; `redis://HOST/DB`, `redis+cluster://HOST:PORT,HOST:PORT`,
     `redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB`, with TLS `rediss…`.
 
-    With `create` False, a store that is not there is an error.
+    With `create` False, a store that is not there is an error. With a keyring, records are encrypted (docs/security.md).
 
     Options of SQLite: `?busy_timeout=SECONDS`, `?journal=delete`, `?max_bytes=N`; of PostgreSQL: `?schema=NAME`,
     `?pool_size=N`, `?busy_timeout=SECONDS`, `?pooler=1`, and libpq's; of Redis: `?wait=REPLICAS`, `?timeout=SECONDS`,
@@ -23,7 +26,17 @@ async def open_store(url: str, *, create: bool = True) -> Store:
     Raises:
         UnknownStoreUrl: the scheme or an option is not known.
         StoreError: the store cannot be used; says why.
+        KeyUnavailable: the keyring's current key cannot be had.
     """
+    if keyring is None:
+        return await _open(url, create=create)
+    from turnkeeper.log.sealing import EncryptedStore
+
+    await keyring.ready()
+    return EncryptedStore(await _open(url, create=create), keyring)
+
+
+async def _open(url: str, *, create: bool) -> Store:
     if url.startswith(("postgresql:", "postgres:")):
         return await _open_postgres(url, create=create)
     if url.startswith(("redis:", "rediss:", "redis+", "rediss+")):
