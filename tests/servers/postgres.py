@@ -256,8 +256,8 @@ def empty(server_: Server, database: str, schema: str = "turnkeeper") -> None:
     Fails where a transaction was left open on one of them: that would be a leak of the test before.
     """
     with psycopg.connect(server_.url(database), autocommit=True, options="-c lock_timeout=5s") as connection:
-        names = {name: sql.Identifier(schema, name) for name in ("head", "record", "meta")}
-        connection.execute(sql.SQL("TRUNCATE {head}, {record}").format(**names))
+        names = {name: sql.Identifier(schema, name) for name in ("head", "record", "meta", "queue_entry")}
+        connection.execute(sql.SQL("TRUNCATE {head}, {record}, {queue_entry}").format(**names))
         connection.execute(sql.SQL("UPDATE {meta} SET value = 0 WHERE name = 'clock_offset_ms'").format(**names))
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turnkeeper.errors import UnknownStoreUrl
-from turnkeeper.log.store import Store
+from turnkeeper.log.store import Store, as_kept
 from turnkeeper.stores.opening import open_store
 from turnkeeper.transport.base import BaseTransport
 from turnkeeper.transport.protocol import MAX_ATTEMPTS, OnLost
@@ -50,10 +50,13 @@ async def transport_in(
     Raises:
         UnknownStoreUrl: it is a store that no transport knows.
     """
+    store = as_kept(store)
     # By name, so that nothing of a server's is imported for a store of another kind.
     kind = type(store).__name__
     if kind == "RedisStore":
         return await _in_redis(store, queue, max_attempts=max_attempts, on_lost=on_lost, closes=closes)
+    if kind == "PostgresStore":
+        return await _in_postgres(store, queue, max_attempts=max_attempts, on_lost=on_lost, closes=closes)
     if kind == "SqliteStore":
         return await _in_sqlite(store, queue, max_attempts=max_attempts, on_lost=on_lost, closes=closes)
     raise UnknownStoreUrl(f"there is no transport in a {kind}")
@@ -73,3 +76,11 @@ async def _in_redis(store: Store, queue: str, **options: Any) -> BaseTransport:
 
     assert isinstance(store, RedisStore)
     return await RedisTransport.open(store, queue, **options)
+
+
+async def _in_postgres(store: Store, queue: str, **options: Any) -> BaseTransport:
+    from turnkeeper.stores.postgres import PostgresStore
+    from turnkeeper.transport.postgres import PostgresTransport
+
+    assert isinstance(store, PostgresStore)
+    return PostgresTransport(store, queue, **options)

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import psycopg
 
@@ -18,6 +18,7 @@ from turnkeeper.stores.postgres import failures, schema, statements
 from turnkeeper.stores.postgres.address import Address, parse
 from turnkeeper.stores.postgres.lanes import Connection, Lanes, connect
 from turnkeeper.stores.postgres.listener import Listener
+from turnkeeper.stores.postgres.statements import Row
 from turnkeeper.stores.postgres.transaction import Bench, Effect, Transaction
 
 T = TypeVar("T")
@@ -280,6 +281,20 @@ class PostgresStore:
                 "the server's clock was set back",
             ),
         ]
+
+    # --- for who keeps tables of its own in the schema -------------------------------------------------------
+
+    async def ask(self, text: bytes, parameters: Sequence[Any] = (), *, reads: bool) -> list[Row]:
+        """Run one statement, and give its rows; one that only `reads` is repeated where the connection was lost under it.
+
+        Raises:
+            TurnkeeperError: see `failures`; with `applied` None it may have been done.
+        """
+        return await self._home().lanes.ask(text, parameters, reads=reads)
+
+    async def wait(self, key: str, has_moved: Callable[[], Awaitable[bool]], timeout: float) -> bool:
+        """Wait until `has_moved` finds that what is notified under `key` has, at most `timeout` seconds. Whether it has."""
+        return await self._home().listener.wait(key, has_moved, timeout)
 
 
 async def _connect(address: Address) -> Connection:
