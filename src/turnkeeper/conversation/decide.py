@@ -45,6 +45,8 @@ class Claimed(NamedTuple):
 LOST: Final = "lost"
 """The answer to an owner that is not one any more."""
 
+_DROPPED: Final = "its message was dropped"
+
 AnyDecision = Decision[r.AnyRecord, Any]
 
 
@@ -148,7 +150,7 @@ def _claim(state: ConversationState, command: c.Claim, now: int) -> AnyDecision:
         return Decision(Claimed("moved_on"), (*records, *_set_aside(state, message, command), r.Released()), guard)
     mode, row = row_after(state, message, command, instance_id(state.conversation_id, state.seed, message.number))
     if mode == "settle":
-        records.append(r.Done(message.number, "settled before"))
+        records += [*_left_open(state, "its row says that it is handled"), r.Done(message.number, "settled before")]
         return Decision(Claimed("moved_on"), (*records, r.Released()), guard)
     if row is not None:
         records.append(r.RowSet(row))
@@ -165,16 +167,14 @@ def _set_aside(state: ConversationState, message: Inbound, command: c.Claim) -> 
     reason = f"{message.attempts} attempts without progress; the last one: {message.reason or 'its worker died'}"
     if command.on_poison == "skip":
         dropped = r.Dropped(message.number, "on_poison='skip'", reason)
-        return [r.Quarantined(message.number, reason), *_left_open(state), dropped]
+        return [r.Quarantined(message.number, reason), *_left_open(state, _DROPPED), dropped]
     return [r.Quarantined(message.number, reason)]
 
 
-def _left_open(state: ConversationState) -> list[r.AnyRecord]:
-    """What becomes of the sends of a message that is dropped: nobody asks for them any more, and they hold up no other."""
+def _left_open(state: ConversationState, why: str) -> list[r.AnyRecord]:
+    """What becomes of sends that nobody asks for any more, so that they hold up no others (J4)."""
     return [
-        r.SendRefused(send.key, "its message was dropped")
-        if send.state is SendState.RETRY
-        else r.SendUnknown(send.key, "its message was dropped")
+        r.SendRefused(send.key, why) if send.state is SendState.RETRY else r.SendUnknown(send.key, why)
         for send in state.sends
         if not send.settled
     ]
@@ -284,7 +284,7 @@ def _resolve_message(state: ConversationState, command: c.ResolveMessage) -> Any
             f"conversation {state.conversation_id!r}: message {command.number} is not quarantined: nothing to resolve"
         )
     if command.drop:
-        return Decision(None, (*_left_open(state), r.Dropped(command.number, command.who, command.why)))
+        return Decision(None, (*_left_open(state, _DROPPED), r.Dropped(command.number, command.who, command.why)))
     return Decision(None, (r.Readmitted(command.number, command.who, command.why),))
 
 
