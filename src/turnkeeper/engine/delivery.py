@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -10,15 +9,17 @@ import anyio
 
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.observing import reply_send
 from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, awaited, classify
 from turnkeeper.engine.ports import Reply, ReplyPort
 from turnkeeper.errors import TurnCheckpointError
+from turnkeeper.observe.logs import logger
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import disputes
 from turnkeeper.turn.identity import reply_key
 from turnkeeper.turn.state import Delivery, TurnState, final_text
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _TRIES: Final = 3
 _PAUSE: Final = 0.2
@@ -133,7 +134,13 @@ async def _send_once(journal: Journal, leases: LeaseKeeper, port: ReplyPort, rep
         """A send cannot be called back. Whoever took it over looks it up, or sends it under the same key."""
 
     with leases.holding(f"turn {reply.turn_id!r} reply", renew, lost):
-        return await awaited(port.send(reply))
+        telemetry = journal.turn.telemetry
+        if telemetry is None:
+            return await awaited(port.send(reply))
+        with reply_send(telemetry, journal.turn, reply) as sent:
+            message_id = await awaited(port.send(reply))
+            sent(message_id)
+            return message_id
 
 
 async def _send(journal: Journal, leases: LeaseKeeper, port: ReplyPort) -> None:

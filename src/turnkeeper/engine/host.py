@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +16,9 @@ from turnkeeper.engine.contract_ports import (
     RetryPolicyPort,
 )
 from turnkeeper.engine.wire import TextChunk, ThinkingChunk
+from turnkeeper.observe.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import anyio
 
 from turnkeeper.engine.identity import RunIdentity, identity_of
+from turnkeeper.engine.observing import RunSpan
 from turnkeeper.engine.stored import Reader
 from turnkeeper.errors import TurnCheckpointConflict
 from turnkeeper.log.decision import Decision
+from turnkeeper.observe.logs import logger
 from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all
@@ -22,7 +23,7 @@ from turnkeeper.turn.state import TurnState, find_round
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 def _check_decisions(state: TurnState, commands: Sequence[c.Command]) -> None:
@@ -56,6 +57,8 @@ class Journal:
         self.lease_ms = milliseconds(lease_seconds)
         self.after_write: Callable[[], Awaitable[None]] | None = None
         """What follows each write, before anything that the write was for: the host's durability port."""
+        self.span: RunSpan | None = None
+        """The run's, where there is telemetry."""
         self._identity: tuple[tuple[str, bytes], RunIdentity | None] = (("", b""), None)
         self.read = Reader()
         """Of this run: for what is looked at in every round."""
@@ -76,6 +79,13 @@ class Journal:
             known = identity_of(state)
             self._identity = ((state.trace_id, state.engine), known)
         return known
+
+    def decide(
+        self, state: TurnState, commands: Sequence[c.Command], now: int
+    ) -> Decision[r.AnyRecord, tuple[SlotAnswer | None, ...]]:
+        """What commands of this run come to. With telemetry, the log says whose run it was."""
+        decision = decide_all(state, commands, now)
+        return decision if self.span is None else self.span.signed(state, decision)
 
     def defer(self, *commands: c.Command) -> None:
         """Write `commands` with the next `ask`: nothing that cannot be undone happens before that."""
@@ -102,7 +112,7 @@ class Journal:
                     _check_decisions(state, deferred)
                     if while_true is not None and not while_true(state):
                         raise TurnCheckpointConflict(f"turn {state.trace_id!r} was changed by another worker meanwhile")
-                    return decide_all(state, [*deferred, *commands], now)
+                    return self.decide(state, [*deferred, *commands], now)
 
                 try:
                     answers = await self.turn.put(decide)
@@ -132,14 +142,18 @@ class Journal:
             try:
                 await self.turn.ask(command)
             except Exception:
-                log.exception("turn %r: a slot could not be given back", self.turn.trace_id)
+                at = {"round": command.round_index, "slot": command.slot_index}
+                log.exception("turn %r: a slot could not be given back", self.turn.trace_id, extra=at)
 
     def _tell_refused(self, deferred: Sequence[c.Command], answers: Sequence[SlotAnswer | None]) -> None:
         for command, answer in zip(deferred, answers, strict=False):
             done = (ToolCallAction.COMPLETED, ToolCallAction.CACHED)
             if isinstance(command, c.CompleteTool) and answer is not None and answer.action not in done:
                 where = (self.turn.trace_id, command.round_index, command.slot_index)
-                log.warning("turn %r round %d slot %d: its result came too late (%s)", *where, answer.action.value)
+                at = {"round": command.round_index, "slot": command.slot_index}
+                log.warning(
+                    "turn %r round %d slot %d: its result came too late (%s)", *where, answer.action.value, extra=at
+                )
 
     async def flush(self) -> None:
         """Write what was deferred."""
@@ -172,7 +186,7 @@ class Journal:
 
         def decide(state: TurnState, now: int) -> Decision[r.AnyRecord, tuple[SlotAnswer | None, ...]]:
             _check_decisions(state, deferred)
-            decision = decide_all(state, [*deferred, claim, complete], now)
+            decision = self.decide(state, [*deferred, claim, complete], now)
             planned[:] = decision.records
             last = decision.answer[-1]
             if last is None or last.action is not ToolCallAction.COMPLETED:

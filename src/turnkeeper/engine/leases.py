@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
@@ -10,20 +9,31 @@ from contextlib import contextmanager
 import anyio
 
 from turnkeeper.errors import StoreError, TurnkeeperError
+from turnkeeper.observe.logs import Fields, current, logger
+from turnkeeper.observe.telemetry import Telemetry
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class _Held:
-    """One lease: how to renew it, whom to tell when it is lost, and since when it runs."""
+    """One lease: how to renew it, whom to tell when it is lost, since when it runs, and what its log records are about."""
 
-    __slots__ = ("lost", "renew", "since", "what")
+    __slots__ = ("about", "at", "lost", "renew", "since", "what")
 
-    def __init__(self, what: str, renew: Callable[[], Awaitable[bool]], lost: Callable[[], None]) -> None:
+    def __init__(
+        self, what: str, renew: Callable[[], Awaitable[bool]], lost: Callable[[], None], at: Fields | None
+    ) -> None:
+        self.about = current()  # it may be renewed by a task that is about something else
+        self.at = at
         self.what = what
         self.renew = renew
         self.lost = lost
         self.since = time.monotonic()
+
+    @property
+    def fields(self) -> Fields:
+        """Of log records."""
+        return {**self.about, **(self.at or {})}
 
 
 class LeaseKeeper:
@@ -33,14 +43,21 @@ class LeaseKeeper:
     tool that blocks the loop can; its lease then runs out, which is told here, and nobody repeats its effect.
     """
 
-    def __init__(self, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float, telemetry: Telemetry | None = None) -> None:
         self._lease = lease_seconds
+        self._telemetry = telemetry
         self._held: set[_Held] = set()
 
     @contextmanager
-    def holding(self, what: str, renew: Callable[[], Awaitable[bool]], lost: Callable[[], None]) -> Generator[None]:
-        """Renew the lease of `what` while the block runs; `renew` says whether it is still ours."""
-        held = _Held(what, renew, lost)
+    def holding(
+        self,
+        what: str,
+        renew: Callable[[], Awaitable[bool]],
+        lost: Callable[[], None],
+        at: Fields | None = None,
+    ) -> Generator[None]:
+        """Renew the lease of `what` while the block runs; `renew` says whether it is still ours. `at`: for log records."""
+        held = _Held(what, renew, lost, at)
         self._held.add(held)
         try:
             yield
@@ -62,7 +79,8 @@ class LeaseKeeper:
         waited = time.monotonic() - held.since
         if waited > self._lease / 2:
             late = waited - self._lease / 3
-            log.warning("renewing the lease of %s is late by %.1f s (lease %.1f s)", held.what, late, self._lease)
+            told = (held.what, late, self._lease)
+            log.warning("renewing the lease of %s is late by %.1f s (lease %.1f s)", *told, extra=held.fields)
 
     async def _renew(self, held: _Held) -> None:
         self._tell_if_late(held)
@@ -72,11 +90,12 @@ class LeaseKeeper:
             ours = await held.renew()
         except StoreError as e:
             if time.monotonic() - held.since < self._lease:
-                log.warning("the lease of %s could not be renewed, will try again: %s", held.what, e)
+                why = "the lease of %s could not be renewed, will try again: %s"
+                log.warning(why, held.what, e, extra=held.fields)
                 return
             ours = False
         except TurnkeeperError as e:  # a log that this version cannot read any more, say
-            log.warning("the lease of %s cannot be renewed: %s", held.what, e)
+            log.warning("the lease of %s cannot be renewed: %s", held.what, e, extra=held.fields)
             ours = False
         if held not in self._held:
             return
@@ -84,5 +103,7 @@ class LeaseKeeper:
             held.since = sent
         else:
             self._held.discard(held)
-            log.error("the lease of %s was lost", held.what)
+            log.error("the lease of %s was lost", held.what, extra=held.fields)
+            if self._telemetry is not None:
+                self._telemetry.lease_lost()
             held.lost()

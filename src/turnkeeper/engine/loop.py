@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import platform
 import secrets
@@ -14,7 +13,7 @@ from typing import Any, Final, Literal
 import anyio
 import anyio.lowlevel
 
-from turnkeeper.engine import stored
+from turnkeeper.engine import observing, stored
 from turnkeeper.engine.contract_ports import EngineDurabilityPort
 from turnkeeper.engine.delegation import DelegatedResult, DelegationTooDeep
 from turnkeeper.engine.delivery import DeliveryStopped, deliver, key_of
@@ -41,13 +40,14 @@ from turnkeeper.errors import TurnCheckpointBusy, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.store import NotifyingStore
+from turnkeeper.observe import names
+from turnkeeper.observe.logs import about, logger
 from turnkeeper.turn import commands as c
-from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import TurnHandle
 from turnkeeper.turn.names import ToolCallState, TurnPhase
 from turnkeeper.turn.state import Transcript, TurnState, final_model
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 Status = Literal["success", "failed", "reconciliation_required", "parked"]
 
@@ -101,6 +101,8 @@ def new_owner() -> str:
 class TurnRun:
     """One run of a turn in this process, from wherever its log stands."""
 
+    span_name = names.TURN
+
     def __init__(
         self,
         turn: TurnHandle,
@@ -112,7 +114,7 @@ class TurnRun:
         self._agent = agent
         self._reply = reply
         self._journal = Journal(turn, new_owner(), agent.lease_seconds)
-        self._leases = LeaseKeeper(agent.lease_seconds)
+        self._leases = LeaseKeeper(agent.lease_seconds, turn.telemetry)
         self._known: tuple[Transcript | None, list[Message]] = (None, [])
         self._models = ModelCalls(self._journal, self._leases, agent)
         self._response: Decided | None = None
@@ -128,6 +130,17 @@ class TurnRun:
             TurnCheckpointBusy: another worker is at it, and `wait` is not set.
             StoreError: the store failed; nothing is lost, run the turn again.
         """
+        telemetry = self._turn.telemetry
+        with about(turn=self._turn.trace_id, scope=self._turn.scope):
+            if telemetry is None:
+                return await self._supervised(start, wait=wait)
+            with observing.run(telemetry, self._turn, self.span_name, start) as span:
+                self._journal.span = span
+                result = await self._supervised(start, wait=wait)
+                span.ended(result.status, result.error_kind, result.message)
+                return result
+
+    async def _supervised(self, start: c.Start | None, *, wait: bool) -> TurnResult:
         ended: list[TurnResult | Exception] = []
         renewing = anyio.CancelScope(shield=True)
 
@@ -175,13 +188,13 @@ class TurnRun:
 
         def decide(state: TurnState, now: int) -> Decision[Any, Any]:
             if state.phase is None:
-                return decide_all(state, [] if start is None else [start, stop], now)
+                return self._journal.decide(state, [] if start is None else [start, stop], now)
             # A run that has changed nothing writes nothing. (Whether its start came through may not be known.)
             wrote = self._turn.log.appends > 0 or state.owner == self._journal.owner or state.revision == 1
             # Behind a barrier, the contract reads a cancellation as proof that the tool did not run (5.2, 2).
             slots = () if state.round is None else state.round.slots
             begun = any(one is not None and one.state is ToolCallState.EXECUTING for one in slots)
-            return decide_all(state, [stop] if wrote and not begun else [], now)
+            return self._journal.decide(state, [stop] if wrote and not begun else [], now)
 
         await self._follow()
         await self._turn.put(decide)
@@ -196,6 +209,8 @@ class TurnRun:
 
     async def _run(self, start: c.Start | None, *, wait: bool) -> TurnResult:
         await self._start(start)
+        if self._journal.span is not None:
+            self._journal.span.found(self._journal.state)
         stuck, revision = 0, -1
         while not self._journal.state.completed:
             try:
@@ -258,7 +273,7 @@ class TurnRun:
 
         def decide(state: TurnState, now: int) -> Decision[Any, Any]:
             fresh = state.phase is None and self._agent.announces_ahead
-            return decide_all(state, [start, first] if fresh else [start], now)
+            return self._journal.decide(state, [start, first] if fresh else [start], now)
 
         await self._turn.put(decide)
         if self._emitter is not None:

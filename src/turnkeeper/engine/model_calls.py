@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
@@ -18,6 +17,7 @@ from turnkeeper.engine.contract_ports import PortError
 from turnkeeper.engine.host import QuietStream
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.observing import model_call
 from turnkeeper.engine.outcomes import DidNotHappen, Happened, LookedUp, OutcomeUnknown, awaited, classify
 from turnkeeper.engine.ports import Agent, ModelRequest
 from turnkeeper.engine.rounds import Moved
@@ -33,13 +33,14 @@ from turnkeeper.engine.wire import (
 )
 from turnkeeper.errors import InvalidInput, TurnCheckpointError
 from turnkeeper.log import values
+from turnkeeper.observe.logs import logger
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import model_invocation_id
 from turnkeeper.turn.identity import ProviderReference, ToolCall, tool_calls
 from turnkeeper.turn.names import Resolution
 from turnkeeper.turn.state import ModelCall
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _PAUSE: Final = 0.5
 """Seconds before the second attempt; doubled for each further one, up to `_LONGEST_PAUSE`."""
@@ -109,12 +110,15 @@ class ModelCalls:
         known = self._journal.state.model
         if known is not None and known.unknown:
             return await self._settle(known, round_index, messages)
+        size, most = len(msgspec.json.encode(messages)), self._journal.turn.keeping.limits.transcript
+        if size > most:
+            raise ModelCallFailed("transcript_too_large", str(ValueTooLarge("transcript", size, most)))
         context = await self._context(round_index, messages) if self._agent.host.makes_context else None
         shown = messages if context is None else context.messages
         pause, most = _PAUSE, self._most_attempts
         for attempt in range(1, most + 1):
             await self._announce(round_index, context if attempt == 1 else None)
-            answer = await self._invoke(replace(self._request(round_index, shown), context=context))
+            answer = await self._asked(replace(self._request(round_index, shown), context=context))
             if isinstance(answer, Decided):
                 return answer
             if isinstance(answer, ModelCallFailed):
@@ -220,6 +224,16 @@ class ModelCalls:
         except TurnCheckpointError as e:
             # Another worker is at the turn: the lease keeper will say so, and this answer may still be the first one.
             log.warning("turn %s: what its provider calls the model call was not written: %s", turn.trace_id, e)
+
+    async def _asked(self, request: ModelRequest) -> Decided | Exception:
+        """See `_invoke`; with its span, where there is telemetry."""
+        turn = self._journal.turn
+        if turn.telemetry is None:
+            return await self._invoke(request)
+        with model_call(turn.telemetry, turn, self._journal.span, self._agent.model, request) as ended:
+            answer = await self._invoke(request)
+            ended(answer.response if isinstance(answer, Decided) else answer)
+            return answer
 
     async def _invoke(self, request: ModelRequest) -> Decided | Exception:
         """Make one call: its decision, or why there is none."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -15,6 +16,7 @@ from turnkeeper.engine.contract_ports import PortError
 from turnkeeper.engine.delegation import ChildPaused, Delegate
 from turnkeeper.engine.journal import Journal
 from turnkeeper.engine.leases import LeaseKeeper
+from turnkeeper.engine.observing import tool_call
 from turnkeeper.engine.outcomes import DidNotHappen, Happened, awaited, classify
 from turnkeeper.engine.permissions import Parked, PermissionDesk
 from turnkeeper.engine.ports import Agent
@@ -25,13 +27,14 @@ from turnkeeper.engine.transcript import request_ids
 from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolResult, Outcome
 from turnkeeper.errors import InvalidInput, OwnershipLost, TurnCheckpointBusy, ValueTooLarge
 from turnkeeper.log import values
+from turnkeeper.observe.logs import logger
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.identity import ToolCall
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState
 from turnkeeper.turn.slots import SlotAnswer
 from turnkeeper.turn.state import Slot, TurnState, find_slot
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _TRIES: Final = 3
 """Runs of a call that provably did not happen, or that may run again, before the model is told of the failure."""
@@ -46,6 +49,8 @@ _PAUSE: Final = 0.2
 
 class Stopped(Exception):
     """The round cannot go on before somebody settles these slots."""
+
+    kind = "effect_outcome_unknown"
 
     def __init__(self, slots: list[int]) -> None:
         super().__init__(f"slots {slots} may have happened")
@@ -62,6 +67,8 @@ class ToolMisconfigured(Exception):
 
 class Moved(Exception):
     """The log is not as this run took it to be: look at it again."""
+
+    kind = "moved"
 
 
 class Paused(Exception):
@@ -102,7 +109,8 @@ class ToolRound:
         self._desk = None if agent.permission is None else PermissionDesk(journal, agent.permission, round_index)
         cut = (response.metadata or {}).get("finishReason") == "length"
         for call, request in zip(self._calls, response.tool_requests, strict=True):
-            call.prepare(agent.by_name, request.arguments, cut=cut)
+            limit = journal.turn.keeping.limits.arguments
+            call.prepare(agent.by_name, request.arguments, cut=cut, limit=limit)
 
     async def run(self) -> list[ModelToolResult]:
         """Run what is not done yet. The last completion may still be deferred when this returns.
@@ -195,7 +203,8 @@ class ToolRound:
                 found = await awaited(tool.look_up(self._context(call, slot.fence)))
             except Exception:
                 # A look-up that fails has not told anything; the question stays open.
-                log.exception("the look-up of %s failed in turn %s", tool.name, self._journal.turn.trace_id)
+                told = (tool.name, self._journal.turn.trace_id)
+                log.exception("the look-up of %s failed in turn %s", *told, extra=self._at(call))
                 return False
         name = f"look-up of {call.call.tool_name}"
         if isinstance(found, Happened):
@@ -262,11 +271,11 @@ class ToolRound:
         """The result as it is kept, and its frame. It is what the model is shown, in this run as behind any restart."""
         where = f"result of {call.call.tool_name} (round {self._round} slot {call.slot_index})"
         try:
-            return kept_result(result, where)
+            return kept_result(result, where, self._journal.turn.keeping)
         except InvalidInput as e:
             # The effect has happened: its slot gets a stand-in, and the model is told why (field cases 11, 25).
             kind = "result_too_large" if isinstance(e, ValueTooLarge) else "result_not_storable"
-            log.warning("turn %s: %s", self._journal.turn.trace_id, e)
+            log.warning("turn %s: %s", self._journal.turn.trace_id, e, extra=self._at(call))
             stand_in = call.result(result.outcome, f"The call was made, but its result cannot be kept: {e}", kind)
             return kept_result(stand_in, where)
 
@@ -296,7 +305,7 @@ class ToolRound:
         async def run(call: PreparedCall) -> None:
             # What goes wrong with one call must neither cancel its siblings nor come out wrapped in a group.
             try:
-                await self._run_begun(call)
+                await self._observed(call, self._run_begun)
             except Exception as e:
                 problems.append(e)
 
@@ -331,12 +340,12 @@ class ToolRound:
 
     async def _run_one(self, call: PreparedCall) -> None:
         if call.tool is not None and call.refusal is None and call.tool.policy is Policy.TRANSACTIONAL:
-            await self._run_transactional(call)
+            await self._observed(call, self._run_transactional)
             return
         self._begun(call, self._checked(call, *await self._journal.ask(*self._own_commands(call))))
         if call.fence:
             self._running = 1
-            await self._run_begun(call)
+            await self._observed(call, self._run_begun)
             await self._stop_if_in_doubt([call])
         elif self._results[call.slot_index] is None:
             await self._run_one(call)  # refused now: an equal call is in doubt
@@ -355,6 +364,20 @@ class ToolRound:
 
     def _abandon(self, call: PreparedCall) -> c.AbandonTool:
         return c.AbandonTool(self._round, call.slot_index, self._journal.owner, call.fence)
+
+    async def _observed(self, call: PreparedCall, run: Callable[[PreparedCall], Awaitable[None]]) -> None:
+        """Run a call; with its span, where there is telemetry."""
+        turn = self._journal.turn
+        if turn.telemetry is None:
+            await run(call)
+            return
+        with tool_call(turn.telemetry, call, self._context(call, call.fence), turn.scope) as ended:
+            await run(call)
+            ended(self._results[call.slot_index], find_slot(turn.state, self._round, call.slot_index))
+
+    def _at(self, call: PreparedCall) -> dict[str, int]:
+        """Of log records."""
+        return {"round": self._round, "slot": call.slot_index}
 
     async def _run_begun(self, call: PreparedCall) -> None:
         """Run a call whose barrier is crossed, and write what came of it. The last one's completion may wait."""
@@ -387,7 +410,8 @@ class ToolRound:
                 text = f"{call.call.tool_name} failed: {type(error).__name__}: {error}"
                 result = call.failed("not_sent" if kind == "not sent" else "tool_error", text)
                 break
-            log.warning("%s in turn %s failed, will try again: %r", tool.name, self._journal.turn.trace_id, error)
+            told = (tool.name, self._journal.turn.trace_id, error)
+            log.warning("%s in turn %s failed, will try again: %r", *told, extra=self._at(call))
             # Given back first: nothing is under way while we wait, and whoever dies now leaves no doubt.
             await self._journal.ask(self._abandon(call))
             await anyio.sleep(pause)
@@ -426,7 +450,7 @@ class ToolRound:
                 (answer,) = await self._journal.turn.ask(command)
                 return answer is not None and answer.action is ToolCallAction.RENEWED
 
-            with self._leases.holding(where, renew, lost):
+            with self._leases.holding(where, renew, lost, self._at(call)):
                 try:
                     await anyio.lowlevel.checkpoint_if_cancelled()
                     running = start() if tool.is_async else anyio.to_thread.run_sync(start)
@@ -497,9 +521,11 @@ class ToolRound:
             kept.append(one)
             return frozen
 
+        # Also where the store runs it in a thread of its own, the tool's spans are below the call's.
+        in_context = effect if self._journal.turn.telemetry is None else partial(copy_context().run, effect)
         try:
             done = await self._journal.ask_with(
-                self._claim_command(call), self._complete(call, fence, _PLACEHOLDER), effect, frame
+                self._claim_command(call), self._complete(call, fence, _PLACEHOLDER), in_context, frame
             )
         except Exception as e:
             if e not in raised:

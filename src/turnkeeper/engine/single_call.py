@@ -17,6 +17,7 @@ from turnkeeper.engine.stored import stored_result
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.wire import ModelInvocationResponse, ModelToolRequest, ModelToolResult, to_builtins
 from turnkeeper.errors import TurnCheckpointConflict
+from turnkeeper.observe import names
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.handle import TurnHandle
 
@@ -28,6 +29,8 @@ class _NobodyAsks:
 
 class _CallRun(TurnRun):
     """A run of a turn whose only decision was made by the host."""
+
+    span_name = names.CALL_TURN
 
     def __init__(self, turn: TurnHandle, agent: Agent, decision: ModelInvocationResponse) -> None:
         super().__init__(turn, agent, None)

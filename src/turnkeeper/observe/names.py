@@ -11,6 +11,15 @@ from typing import Final, NamedTuple
 SCOPE: Final = "turnkeeper"
 """The instrumentation scope of everything that is emitted."""
 
+
+def error_type(error: BaseException) -> str:
+    """What `error.type` says of an exception: our kind, where it has one, else its class."""
+    if not isinstance(error, Exception):
+        return "cancelled"
+    kind = getattr(error, "kind", None)
+    return kind if isinstance(kind, str) and kind else type(error).__qualname__
+
+
 # --- spans ---------------------------------------------------------------------------------------------------------
 
 TURN: Final = "invoke_agent"
@@ -172,7 +181,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     CONVERSATION_ID: "the conversation; of a turn outside of one, its `session_id`, where it was given one",
     PROVIDER: "where the model port says it",
     REQUEST_MODEL: "where the model port says it",
-    INPUT_TOKENS: "of the call; on a turn, of all its decisions",
+    INPUT_TOKENS: "of the call; on a turn, of all calls of this run",
     OUTPUT_TOKENS: "the same",
     TOKEN_TYPE: "`input` or `output`",
     TOOL_NAME: "the tool",
@@ -186,7 +195,7 @@ ATTRIBUTES: Final[dict[str, str]] = {
     TURN_ID: "the turn",
     TURN_SCOPE: "`primary`, or a delegated run's",
     TURN_STATUS: "`success`, `failed`, `reconciliation_required`, `parked`; `raised`, `cancelled` where there is no result",
-    TURN_RESUMED: "true where another run wrote the log before",
+    TURN_RESUMED: "true where it links to another run, which wrote the log before",
     ROUND: "of the turn, from 0",
     SLOT: "the call's place in its round, from 0",
     FENCE: "grows with each owner of the call",

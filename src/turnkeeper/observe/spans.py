@@ -44,14 +44,6 @@ def span_context(context: TraceContext | None) -> trace.SpanContext | None:
     return found if found.is_valid else None
 
 
-def kind_of(error: BaseException) -> str:
-    """The kind of an error: ours, where it has one, else its class."""
-    if not isinstance(error, Exception):
-        return "cancelled"
-    kind = getattr(error, "kind", None)
-    return kind if isinstance(kind, str) and kind else type(error).__qualname__
-
-
 class Scene:
     """One span.
 
@@ -100,7 +92,7 @@ class Scene:
 
     def raised(self, error: BaseException) -> None:
         """It ended in this exception."""
-        self.fail(kind_of(error), str(error))
+        self.fail(names.error_type(error), str(error))
         if self.contents and isinstance(error, Exception):
             self._span.record_exception(error)
 
