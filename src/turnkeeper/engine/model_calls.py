@@ -110,9 +110,6 @@ class ModelCalls:
         known = self._journal.state.model
         if known is not None and known.unknown:
             return await self._settle(known, round_index, messages)
-        size, most = len(msgspec.json.encode(messages)), self._journal.turn.keeping.limits.transcript
-        if size > most:
-            raise ModelCallFailed("transcript_too_large", str(ValueTooLarge("transcript", size, most)))
         context = await self._context(round_index, messages) if self._agent.host.makes_context else None
         shown = messages if context is None else context.messages
         pause, most = _PAUSE, self._most_attempts
