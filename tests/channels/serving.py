@@ -68,7 +68,14 @@ class Site:
         self._socket.listen(128)
         self.port = self._socket.getsockname()[1]
         lifespan = "on" if self._lifespan else "off"
-        config = uvicorn.Config(self._app, http=Protocol, lifespan=lifespan, log_config=None, access_log=False)
+        config = uvicorn.Config(
+            self._app,
+            http=Protocol,
+            lifespan=lifespan,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=1,
+        )
         self._server = _Server(config)
         self._task = asyncio.create_task(self._server.serve([self._socket]))
 
@@ -79,7 +86,8 @@ class Site:
         server, task, self._server = self._server, self._task, None
         for line in list(self._lines.values()):
             line.abort()
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
+        server.force_exit = not self._lifespan  # forced, it would leave the lifespan where it is
         await task
         left = list(server.server_state.tasks)
         for one in left:

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -16,26 +16,24 @@ import httpx2
 import pytest
 from starlette.applications import Starlette
 
+from tests.channels.gate import Gate, so
 from tests.channels.peer import SECRET, said, say, signed
 from tests.channels.serving import Site
 from tests.conversation.driving import state_of
 from tests.conversation.platform import Platform
 from tests.engine.support import until
-from tests.engine.wrapped import WrappedStore
 from turnkeeper.channels.signatures import Signatures
 from turnkeeper.channels.webhook import Incoming, webhook_app, webhook_route
 from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.message import MAX_MESSAGE, Message
-from turnkeeper.errors import InvalidInput, StoreUnavailable
+from turnkeeper.errors import InvalidInput
 from turnkeeper.log.record import HeadQuery
 from turnkeeper.log.store import Store
 from turnkeeper.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -114,13 +112,9 @@ async def test_it_is_answered_in_this_process_by_default(store: Store) -> None:
     async with served_bot(bot) as (client, url):
         for number in range(3):
             await say(client, url, f"m{number + 1}", said(text=str(number)))
-        await until(lambda: _is(lambda: len(platform.seen) == 4))
+        await until(lambda: so(lambda: len(platform.seen) == 4))
     texts = platform.texts("webhook:default:c")
     assert texts == ["text from an earlier process", "text 0", "text 1", "text 2"]
-
-
-async def _is(holds: Callable[[], bool]) -> bool:
-    return holds()
 
 
 async def test_the_answer_does_not_wait_for_the_handling(store: Store) -> None:
@@ -144,7 +138,7 @@ async def test_the_answer_does_not_wait_for_the_handling(store: Store) -> None:
             assert (await say(other, url, "m1")).status_code == 200
         assert platform.seen == []
         go_on.set()
-        await until(lambda: _is(lambda: len(platform.seen) == 1))
+        await until(lambda: so(lambda: len(platform.seen) == 1))
 
 
 async def test_a_route_in_an_application_of_ones_own(store: Store) -> None:
@@ -207,24 +201,6 @@ async def test_a_hook_that_fails_changes_nothing_for_the_sender(store: Store, ca
 # --- the store -----------------------------------------------------------------------------------------------
 
 
-class Gate(WrappedStore):
-    """Holds writes up until it is opened, or fails them."""
-
-    def __init__(self, inner: Store) -> None:
-        super().__init__(inner)
-        self.waiting = anyio.Event()
-        self.open = anyio.Event()
-        self.fails = False
-
-    async def around(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Make the write, when it may be made."""
-        if self.fails:
-            raise StoreUnavailable("the store at 10.1.2.3", "is away", applied=False)
-        self.waiting.set()
-        await self.open.wait()
-        return await write()
-
-
 async def test_no_acknowledgement_before_the_journal_has_it(store: Store) -> None:
     """J1."""
     gate = Gate(store)
@@ -237,7 +213,7 @@ async def test_no_acknowledgement_before_the_journal_has_it(store: Store) -> Non
         tasks.start_soon(deliver)
         await gate.waiting.wait()
         with anyio.move_on_after(0.1):  # as long as it likes: the write has not been made
-            await until(lambda: _is(lambda: bool(answers)))
+            await until(lambda: so(lambda: bool(answers)))
         assert answers == []
         assert here.told == []
         gate.open.set()
@@ -246,8 +222,7 @@ async def test_no_acknowledgement_before_the_journal_has_it(store: Store) -> Non
 
 async def test_the_store_is_away(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """The sender comes again; it is told nothing of the store. Then it is taken, once."""
-    gate = Gate(store)
-    gate.open.set()
+    gate = Gate(store, is_open=True)
     gate.fails = True
     async with desk(gate) as here:
         answer = await say(here.client, here.url, "m1")
@@ -369,5 +344,5 @@ async def test_a_sender_that_goes_away_in_the_middle(store: Store, caplog: pytes
         caplog.set_level(logging.INFO, logger="turnkeeper")
         writer.write("\r\n".join(["POST /webhook HTTP/1.1", *lines, "", ""]).encode() + BODY[:-1])
         writer.close()
-        await until(lambda: _is(lambda: "its sender has gone" in caplog.text))
+        await until(lambda: so(lambda: "its sender has gone" in caplog.text))
         assert await here.is_empty()
