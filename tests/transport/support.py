@@ -16,7 +16,7 @@ from turnkeeper.log.store import Store
 from turnkeeper.transport.opening import transport_in
 from turnkeeper.transport.protocol import MAX_ATTEMPTS, Delivery, Lost, Transport
 
-PLACES = ("sqlite file", "sqlite memory", "postgres", "redis", "redis resp3", "redis cluster")
+PLACES = ("sqlite file", "postgres", "redis", "redis resp3", "redis cluster")
 """Where a queue has to behave the same."""
 PATIENCE = 30.0
 """Seconds until something that does not happen fails the test."""

@@ -125,8 +125,8 @@ class Transport(Protocol):
           history. It is never dropped in silence, and is one dead letter at the most. The count is the transport's: a consumer
           that dies raises it. What is released does not count.
     TR-8  Entries of one key come in the order of their publication, as long as none of them was delayed, retried, or left by
-          its consumer. Entries that fail hold up nobody: at most one whose lease ended comes with a call of `consume`, so that
-          an entry that kills its consumers takes few others with it.
+          its consumer. Entries that fail hold up nobody: what was left by its consumer comes behind what is ready by then, and
+          one of those with a call of `consume`, so that an entry that kills its consumers takes few others with it.
     TR-9  Bodies are opaque: what goes in comes out, byte for byte, up to `MAX_BODY`.
     TR-10 What was lost behind the transport's back is reported, with ids where they can be known, and holds up nothing:
           consumers go on with what is there, and what they hold stays theirs.

@@ -30,13 +30,12 @@ T = TypeVar("T")
 _POLLS: Final = (0.02, 0.25)
 """Seconds between two looks at what other processes published: at first, and at the most."""
 _PROMOTED: Final = 500
-"""Entries that become ready in one step at the most."""
-_EXAMINED: Final = 100
-"""Entries whose lease ended that one step looks at, at the most."""
+"""Entries that become ready in one step at the most: of those that were delayed, and of those that were left."""
 
 # `place` is the order in which entries are handed out. It is taken from one counter when an entry becomes ready, so it follows
 # the order of publication, and what was delayed or retried stands behind what was ready before. `due` is when a delayed entry
-# becomes ready, when a held one's lease ends, or since when a dead one is dead.
+# becomes ready, when a held one's lease ends, or since when a dead one is dead. `reason` is why an entry is dead, or
+# `LEASE_ENDED` where a ready one was left by its consumer.
 _SCHEMA: Final = (
     """
 CREATE TABLE IF NOT EXISTS queue_entry (
@@ -60,7 +59,7 @@ CREATE TABLE IF NOT EXISTS queue_entry (
     "INSERT INTO meta VALUES ('queue_places', 0) ON CONFLICT (name) DO NOTHING",
 )
 _PLACE: Final = "UPDATE meta SET value = value + 1 WHERE name = 'queue_places' RETURNING value"
-_HELD: Final = "SELECT id, key, body, attempt, fence, consumer, published, history FROM queue_entry "
+_HELD: Final = "SELECT id, key, body, attempt, fence, consumer, published, reason, history FROM queue_entry "
 
 _histories: Final = msgspec.json.Decoder(tuple[Failure, ...])
 
@@ -237,35 +236,28 @@ def _publish(queue: str, key: str, body: bytes, delay_ms: int, connection: sqlit
 def _take(
     queue: str, consumer: str, count: int, lease_ms: int, limit: int, connection: sqlite3.Connection, now: int
 ) -> Taken:
-    _promote(queue, connection, now)
+    _promote(queue, limit, connection, now)
     deliveries: list[Delivery] = []
-    left = connection.execute(
-        _HELD + "WHERE queue = ? AND state = 'held' AND due <= ? ORDER BY due, id LIMIT ?", (queue, now, _EXAMINED)
-    ).fetchall()
-    for row in left:
-        number, _, _, attempt, _, holder, _, history = row
-        told = _with(history, Failure(now, attempt, holder, LEASE_ENDED))
-        if attempt >= limit:
-            _bury(number, LIMIT_REACHED, told, connection, now)
-        else:
-            deliveries.append(_hand(row, consumer, lease_ms, told, connection, now))
-            break
+    left = 0
     ready = connection.execute(
-        _HELD + "WHERE queue = ? AND state = 'ready' ORDER BY place LIMIT ?", (queue, count - len(deliveries))
+        _HELD + "WHERE queue = ? AND state = 'ready' ORDER BY place LIMIT ?", (queue, count)
     ).fetchall()
     for row in ready:
-        number, _, _, attempt, _, _, _, history = row
+        number, attempt, reason, history = row[0], row[3], row[7], row[8]
         if attempt >= limit:  # which was lowered
             _bury(number, LIMIT_REACHED, history, connection, now)
-        else:
-            deliveries.append(_hand(row, consumer, lease_ms, history, connection, now))
+            continue
+        left += bool(reason)
+        if not reason or left == 1:
+            deliveries.append(_hand(row, consumer, lease_ms, connection, now))
     if deliveries:
         return Taken(deliveries, None)
     due = _first_due(queue, connection)
     return Taken([], None if due is None else max(0, due - now))
 
 
-def _promote(queue: str, connection: sqlite3.Connection, now: int) -> None:
+def _promote(queue: str, limit: int, connection: sqlite3.Connection, now: int) -> None:
+    """Make ready what was delayed until now, and what its consumer left: behind what is ready."""
     due = connection.execute(
         "SELECT id FROM queue_entry WHERE queue = ? AND state = 'delayed' AND due <= ? ORDER BY due, id LIMIT ?",
         (queue, now, _PROMOTED),
@@ -274,15 +266,25 @@ def _promote(queue: str, connection: sqlite3.Connection, now: int) -> None:
         "UPDATE queue_entry SET state = 'ready', place = ? WHERE id = ?",
         [(_place(connection), number) for (number,) in due],
     )
+    left = connection.execute(
+        _HELD + "WHERE queue = ? AND state = 'held' AND due <= ? ORDER BY due, id LIMIT ?", (queue, now, _PROMOTED)
+    ).fetchall()
+    for number, _, _, attempt, _, holder, _, _, history in left:
+        told = _with(history, Failure(now, attempt, holder, LEASE_ENDED))
+        if attempt >= limit:
+            _bury(number, LIMIT_REACHED, told, connection, now)
+        else:
+            connection.execute(
+                "UPDATE queue_entry SET state = 'ready', place = ?, reason = ?, history = ? WHERE id = ?",
+                (_place(connection), LEASE_ENDED, told, number),
+            )
 
 
-def _hand(
-    row: Sequence[Any], consumer: str, lease_ms: int, history: str, connection: sqlite3.Connection, now: int
-) -> Delivery:
-    number, key, body, attempt, fence, _, published, _ = row
+def _hand(row: Sequence[Any], consumer: str, lease_ms: int, connection: sqlite3.Connection, now: int) -> Delivery:
+    number, key, body, attempt, fence, _, published, _, _ = row
     connection.execute(
-        "UPDATE queue_entry SET state = 'held', due = ?, attempt = ?, fence = ?, consumer = ?, history = ? WHERE id = ?",
-        (now + lease_ms, attempt + 1, fence + 1, consumer, history, number),
+        "UPDATE queue_entry SET state = 'held', due = ?, attempt = ?, fence = ?, consumer = ?, reason = '' WHERE id = ?",
+        (now + lease_ms, attempt + 1, fence + 1, consumer, number),
     )
     return Delivery(str(number), key, body, attempt + 1, consumer, fence + 1, published)
 

@@ -8,7 +8,7 @@ if not packed then
 end
 if ARGV[OWN + 1] == 'revive' then
   local entry = cmsgpack.unpack(packed)
-  entry.n = 0
+  entry.n, entry.l = 0, nil
   enter(entry)
 end
 redis.call('ZREM', DEAD, id)

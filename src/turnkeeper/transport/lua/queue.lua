@@ -1,9 +1,10 @@
 -- What the scripts of a queue share; stands in front of each of them. All keys of a script have the tag of one shard, so they lie
 -- in one slot.
 --
--- stream    entries that are ready or held: id, key, body, at (published), n (attempts), f (fence), h (history, JSON)
--- leases    held entries by the end of their lease; 0 for what was released
--- held      of each held entry, as JSON: f, a (attempt), s (its id in the stream), c (consumer), h (history), r (was released)
+-- stream    entries that are ready or held: id, key, body, at (published), n (attempts), f (fence), h (history, JSON), l (1: was
+--           left by its consumer)
+-- leases    held entries by the end of their lease; 0 for what is free again
+-- held      of each held entry, as JSON: f, a (attempt), s (its id in the stream), c (consumer), h (history), r (is free again), l
 -- delayed   entries by the time at which they become ready
 -- parked    the delayed entries themselves
 -- dead      dead letters, in the order of their ids
@@ -32,7 +33,7 @@ end
 -- An entry is a table: id, key, body, at, n, f, h, as in the stream.
 local function enter(entry)
   redis.call('XADD', STREAM, '*', 'id', entry.id, 'key', entry.key, 'body', entry.body, 'at', entry.at,
-    'n', digits(entry.n), 'f', digits(entry.f), 'h', entry.h)
+    'n', digits(entry.n), 'f', digits(entry.f), 'h', entry.h, 'l', entry.l or '0')
   redis.call('HINCRBY', META, 'waiting', 1)
   wake()
 end

@@ -27,7 +27,7 @@ if not entry then
   drop(id, held.s)
   return GONE
 end
-entry.n, entry.f, entry.h = held.a, held.f, held.h
+entry.n, entry.f, entry.h, entry.l = held.a, held.f, held.h, nil
 if what == 'release' then
   entry.n = held.a - 1
   drop(id, held.s)

@@ -7,23 +7,39 @@ local LEASE_ENDED, LIMIT_REACHED = ARGV[OWN + 3], ARGV[OWN + 4]
 local SWEEP_EVERY = 30000
 local handed, lost, others, group_gone, suspects = {}, {}, 0, 0, 0
 
-local function hand(entry, sid, attempt, fence)
-  -- The pending list says the same for people and their tools; what counts is `held`.
-  redis.call('XCLAIM', STREAM, GROUP, consumer, 0, sid, 'RETRYCOUNT', digits(attempt), 'FORCE', 'JUSTID')
-  redis.call('HSET', HELD, entry.id, cjson.encode({f = fence, a = attempt, s = sid, c = consumer, h = entry.h}))
-  redis.call('ZADD', LEASES, digits(now + lease), entry.id)
-  handed[#handed + 1] = {entry.id, entry.key, entry.body, attempt, fence, entry.at}
+local again = false -- something became ready behind our look
+
+-- The pending list says the same for people and their tools; what counts is `held`.
+local function hold(entry, sid, held, ends)
+  redis.call('XCLAIM', STREAM, GROUP, consumer, 0, sid, 'RETRYCOUNT', digits(held.a), 'FORCE', 'JUSTID')
+  held.s, held.c, held.h = sid, consumer, entry.h
+  redis.call('HSET', HELD, entry.id, cjson.encode(held))
+  redis.call('ZADD', LEASES, digits(ends), entry.id)
 end
 
--- An entry whose consumer is gone: once more, or dead.
-local function left(entry, sid, attempt, fence, holder)
-  entry.h = failed(entry.h, attempt, holder, LEASE_ENDED)
-  entry.n, entry.f = attempt, fence
-  if attempt >= limit then
+local function hand(entry, sid, attempts, fence)
+  if entry.l == '1' then
+    if suspects > 0 then
+      -- One of those is enough for a call: this one stays free, and comes first in the next.
+      hold(entry, sid, {f = fence, a = attempts, r = true, l = '1'}, 0)
+      again = true
+      return
+    end
+    suspects = suspects + 1
+  end
+  hold(entry, sid, {f = fence + 1, a = attempts + 1}, now + lease)
+  handed[#handed + 1] = {entry.id, entry.key, entry.body, attempts + 1, fence + 1, entry.at}
+end
+
+-- An entry whose consumer is gone: ready once more, behind the others, or dead.
+local function left(entry, sid, attempts, fence, holder)
+  entry.h = failed(entry.h, attempts, holder, LEASE_ENDED)
+  entry.n, entry.f, entry.l = attempts, fence, '1'
+  if attempts >= limit then
     bury(entry, sid, LIMIT_REACHED)
   else
-    suspects = suspects + 1
-    hand(entry, sid, attempt + 1, fence + 1)
+    drop(entry.id, sid)
+    enter(entry)
   end
 end
 
@@ -65,9 +81,9 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', digits(now), 'LI
   elseif not entry then
     miss(id, held.s)
   elseif held.r then
-    entry.h = held.h
-    hand(entry, held.s, held.a + 1, held.f + 1)
-  elseif suspects == 0 then
+    entry.h, entry.l = held.h, held.l
+    hand(entry, held.s, held.a, held.f)
+  else
     entry.h = held.h
     left(entry, held.s, held.a, held.f, held.c)
   end
@@ -99,14 +115,16 @@ while #handed < count do
       if entry.n >= limit then
         bury(entry, sid, LIMIT_REACHED)
       else
-        hand(entry, sid, entry.n + 1, entry.f + 1)
+        hand(entry, sid, entry.n, entry.f)
       end
     end
   end
   local waiting = redis.call('HINCRBY', META, 'waiting', digits(0 - fresh))
   if #read < want then
     if waiting ~= 0 then
-      others = math.max(0, waiting)
+      -- What others read by hand is in the pending list, and not lost.
+      local by_hand = math.max(0, redis.call('XPENDING', STREAM, GROUP)[1] - redis.call('HLEN', HELD))
+      others = math.max(0, waiting - by_hand)
       redis.call('HSET', META, 'waiting', 0)
     end
     break
@@ -121,9 +139,8 @@ if #handed == 0 or now - tonumber(redis.call('HGET', META, 'swept') or 0) > SWEE
     local sid, holder, times = pending[1], pending[2], pending[4]
     local entry = in_stream(sid)
     if entry and entry.id and redis.call('HEXISTS', HELD, entry.id) == 0 then
-      if suspects == 0 and #handed < count then
-        left(entry, sid, math.max(entry.n, times), entry.f + times, holder)
-      end
+      left(entry, sid, math.max(entry.n, times), entry.f + times, holder)
+      again = true
     elseif not entry then
       if not known then
         known = {}
@@ -145,6 +162,9 @@ for _, key in ipairs({LEASES, DELAYED}) do
   if first[1] and (not due or tonumber(first[2]) < due) then
     due = tonumber(first[2])
   end
+end
+if again then
+  due = now
 end
 local last = redis.call('XREVRANGE', WAKE, '+', '-', 'COUNT', 1)
 local seen = last[1] and last[1][1] or '0-0'

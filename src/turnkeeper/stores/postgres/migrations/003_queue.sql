@@ -2,7 +2,8 @@
 --
 -- `place` is the order in which entries are handed out. It is taken from one sequence when an entry becomes ready, so it follows the
 -- order of publication, and what was delayed or retried stands behind what was ready before. `due` is when a delayed entry becomes
--- ready, when a held one's lease ends, or since when a dead one is dead: milliseconds of the store's clock.
+-- ready, when a held one's lease ends, or since when a dead one is dead: milliseconds of the store's clock. `reason` is why an entry
+-- is dead, or not empty where a ready one was left by its consumer.
 
 CREATE TABLE :schema.queue_entry (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -92,7 +93,8 @@ DECLARE
     v_now bigint := :schema.queue_now_v1();
     v_found :schema.queue_entry;
     v_handed integer := 0;
-    v_told jsonb;
+    v_left integer := 0;
+    v_dead boolean;
 BEGIN
     PERFORM set_config('lock_timeout', p_patience_ms::text, true);
     FOR v_found IN SELECT * FROM :schema.queue_entry e
@@ -104,33 +106,29 @@ BEGIN
 
     FOR v_found IN SELECT * FROM :schema.queue_entry e
         WHERE e.queue = p_queue AND e.state = 'held' AND e.state <> 'ready' AND e.due <= v_now
-        ORDER BY e.due, e.id LIMIT 100 FOR UPDATE SKIP LOCKED
+        ORDER BY e.due, e.id LIMIT 500 FOR UPDATE SKIP LOCKED
     LOOP
-        v_told := :schema.queue_failed_v1(
-            v_found.history, v_now, v_found.attempt, v_found.consumer, p_lease_ended, p_remembered
-        );
-        IF v_found.attempt >= p_limit THEN
-            UPDATE :schema.queue_entry e SET state = 'dead', due = v_now, reason = p_limit_reached, history = v_told
-                WHERE e.id = v_found.id;
-        ELSE
-            RETURN QUERY UPDATE :schema.queue_entry e SET
-                    due = v_now + p_lease, attempt = e.attempt + 1, fence = e.fence + 1, consumer = p_consumer,
-                    history = v_told
-                WHERE e.id = v_found.id RETURNING e.id, e.key, e.body, e.attempt, e.fence, e.published, 0::bigint;
-            v_handed := 1;
-            EXIT;
-        END IF;
+        v_dead := v_found.attempt >= p_limit;
+        UPDATE :schema.queue_entry e SET
+            state = CASE WHEN v_dead THEN 'dead' ELSE 'ready' END, place = nextval(':schema.queue_place'),
+            due = v_now, reason = CASE WHEN v_dead THEN p_limit_reached ELSE p_lease_ended END,
+            history = :schema.queue_failed_v1(
+                e.history, v_now, e.attempt, e.consumer, p_lease_ended, p_remembered
+            )
+            WHERE e.id = v_found.id;
     END LOOP;
 
+    -- What was left by its consumer may kill this one too: one of those is enough for a call.
     FOR v_found IN SELECT * FROM :schema.queue_entry e WHERE e.queue = p_queue AND e.state = 'ready'
-        ORDER BY e.place LIMIT p_count - v_handed FOR UPDATE SKIP LOCKED
+        ORDER BY e.place LIMIT p_count FOR UPDATE SKIP LOCKED
     LOOP
         IF v_found.attempt >= p_limit THEN
             UPDATE :schema.queue_entry e SET state = 'dead', due = v_now, reason = p_limit_reached WHERE e.id = v_found.id;
-        ELSE
+        ELSIF v_found.reason = '' OR v_left = 0 THEN
+            v_left := v_left + (v_found.reason <> '')::integer;
             RETURN QUERY UPDATE :schema.queue_entry e SET
                     state = 'held', due = v_now + p_lease, attempt = e.attempt + 1, fence = e.fence + 1,
-                    consumer = p_consumer
+                    consumer = p_consumer, reason = ''
                 WHERE e.id = v_found.id RETURNING e.id, e.key, e.body, e.attempt, e.fence, e.published, 0::bigint;
             v_handed := v_handed + 1;
         END IF;
