@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from turnkeeper.keeper import Keeper
     from turnkeeper.log.keyring import Keyring
     from turnkeeper.models.scripted import ScriptedModel
+    from turnkeeper.observe.telemetry import Telemetry
     from turnkeeper.turn.session import TurnCheckpointSession
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ _HOMES = {
     "keeper": ("Keeper",),
     "log.keyring": ("Keyring",),
     "models.scripted": ("ScriptedModel",),
+    "observe.telemetry": ("Telemetry",),
     "turn.session": ("TurnCheckpointSession",),
 }
 _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -94,6 +96,7 @@ __all__ = [  # as grouped above
     "ScriptedModel",
     "StillUnknown",
     "StoreError",
+    "Telemetry",
     "TextPart",
     "TimedOut",
     "Tool",

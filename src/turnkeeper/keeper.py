@@ -32,6 +32,7 @@ from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import Head, HeadQuery
 from turnkeeper.log.store import Promise, Store
 from turnkeeper.moving import Receipt, erase_logs
+from turnkeeper.observe.telemetry import Telemetry
 from turnkeeper.stores.opening import open_store
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.decide import decide_all
@@ -59,13 +60,17 @@ class Pruned(NamedTuple):
 class Keeper:
     """Keeps turns in a store. Open it once for a process; its methods may be used by many tasks at once."""
 
-    def __init__(self, store: Store, *, ttl_seconds: float = DEFAULT_TTL_SECONDS) -> None:
+    def __init__(
+        self, store: Store, *, ttl_seconds: float = DEFAULT_TTL_SECONDS, telemetry: Telemetry | None = None
+    ) -> None:
         """
         Args:
             store: where the logs are kept.
             ttl_seconds: how long a turn is kept after its last change.
+            telemetry: traces and counts what is done here; None: nobody does.
         """
         self.store = store
+        self._telemetry = telemetry
         self._ttl_seconds = ttl_seconds
 
     @classmethod
@@ -76,9 +81,11 @@ class Keeper:
         create: bool = True,
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
         keyring: Keyring | None = None,
+        telemetry: Telemetry | None = None,
     ) -> Keeper:
-        """Open the store of a URL, encrypted where a keyring is given. See `open_store`."""
-        return cls(await open_store(url, create=create, keyring=keyring), ttl_seconds=ttl_seconds)
+        """Open the store of a URL, encrypted where a keyring is given. See `open_store`, and `Keeper` for the rest."""
+        store = await open_store(url, create=create, keyring=keyring)
+        return cls(store, ttl_seconds=ttl_seconds, telemetry=telemetry)
 
     async def __aenter__(self) -> Keeper:
         return self
@@ -185,15 +192,17 @@ class Keeper:
     def session(self, turn_id: str, scope: str = "primary", **options: Any) -> TurnCheckpointSession:
         """A session that drives the turn by hand. `options` are those of `TurnCheckpointSession`."""
         options.setdefault("ttl_seconds", self._ttl_seconds)
+        options.setdefault("telemetry", self._telemetry)
         return TurnCheckpointSession(self.store, turn_id, scope, **options)
 
     def _handle(self, turn_id: str, scope: str) -> TurnHandle:
-        return TurnHandle(self.store, turn_id, scope, ttl_seconds=self._ttl_seconds)
+        return TurnHandle(self.store, turn_id, scope, ttl_seconds=self._ttl_seconds, telemetry=self._telemetry)
 
     def conversations(
         self, flows: Flow | Sequence[Flow], channel: Channel | Callable[[str], Channel], **options: Any
     ) -> Conversations:
         """The conversations of a bot, to be used as an async context manager. `options` are those of `Conversations`."""
+        options.setdefault("telemetry", self._telemetry)
         return Conversations(self.store, flows, channel, **options)
 
     # --- looking ---------------------------------------------------------------------------------------------
@@ -393,7 +402,13 @@ class Keeper:
     ) -> None:
         """Settle a conversation's message that may be out. See `oversight.resolve_send`."""
         await oversight.resolve_send(
-            self.store, conversation_id, SendKey(*key), message_id=message_id, who=who, why=why
+            self.store,
+            conversation_id,
+            SendKey(*key),
+            message_id=message_id,
+            who=who,
+            why=why,
+            telemetry=self._telemetry,
         )
 
     async def resolve_message(self, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> None:

@@ -14,6 +14,7 @@ from turnkeeper.conversation.flow import Flow
 from turnkeeper.errors import InvalidInput
 from turnkeeper.log.keyring import Keyring
 from turnkeeper.log.store import Store
+from turnkeeper.observe.telemetry import Telemetry
 from turnkeeper.stores.opening import open_store
 from turnkeeper.transport.opening import open_transport, transport_in
 from turnkeeper.transport.protocol import Transport
@@ -58,6 +59,7 @@ class Service:
         queue: str = "default",
         front: Front | None = None,
         keyring: Keyring | None = None,
+        telemetry: Telemetry | None = None,
         **options: Any,
     ) -> None:
         """
@@ -72,6 +74,7 @@ class Service:
                 runs it.
             keyring: what records are encrypted with; if None, that of the environment's TURNKEEPER_KEYS or
                 TURNKEEPER_KEYS_FILE, and where neither is set nothing is encrypted.
+            telemetry: traces and counts what the processes of the service do; None: nobody does.
             options: those of `Conversations`.
 
         Raises:
@@ -86,7 +89,7 @@ class Service:
         self.queue = queue
         self.front = front
         self.keyring = Keyring.from_environment() if keyring is None else keyring
-        self._options = options
+        self._options: dict[str, Any] = {"telemetry": telemetry, **options}
 
     @asynccontextmanager
     async def open(self, **options: Any) -> AsyncGenerator[Running]:

@@ -17,8 +17,10 @@ from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.message import Message
 from turnkeeper.conversation.state import TraceContext
-from turnkeeper.conversation.tracing import SPAN_NAME, valid
 from turnkeeper.log.store import Store
+from turnkeeper.observe.contexts import valid
+from turnkeeper.observe.names import CONVERSATION_TURN
+from turnkeeper.observe.telemetry import Telemetry
 from turnkeeper.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
@@ -39,11 +41,23 @@ def exporter() -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def tracer(exporter: InMemorySpanExporter) -> Tracer:
-    """A tracer that tells it."""
+def provider(exporter: InMemorySpanExporter) -> TracerProvider:
+    """Tells it."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return provider
+
+
+@pytest.fixture
+def tracer(provider: TracerProvider) -> Tracer:
+    """The host's own."""
     return provider.get_tracer("tests")
+
+
+@pytest.fixture
+def telemetry(provider: TracerProvider) -> Telemetry:
+    """Ours."""
+    return Telemetry(provider)
 
 
 def asking() -> Flow:
@@ -60,7 +74,7 @@ def asking() -> Flow:
 
 def turns(exporter: InMemorySpanExporter) -> Sequence[ReadableSpan]:
     """The spans of our turns, in order."""
-    return [span for span in exporter.get_finished_spans() if span.name == SPAN_NAME]
+    return [span for span in exporter.get_finished_spans() if span.name == CONVERSATION_TURN]
 
 
 def ids(span: ReadableSpan) -> tuple[int, int]:
@@ -69,8 +83,8 @@ def ids(span: ReadableSpan) -> tuple[int, int]:
     return span.context.trace_id, span.context.span_id
 
 
-async def test_links(store: Store, tracer: Tracer, exporter: InMemorySpanExporter) -> None:
-    async with replica(store, asking(), Platform(), tracer=tracer) as person:
+async def test_links(store: Store, tracer: Tracer, telemetry: Telemetry, exporter: InMemorySpanExporter) -> None:
+    async with replica(store, asking(), Platform(), telemetry=telemetry) as person:
         with tracer.start_as_current_span("webhook one"):
             await person.writes("hi")
         with tracer.start_as_current_span("dispatch one"):
@@ -81,7 +95,7 @@ async def test_links(store: Store, tracer: Tracer, exporter: InMemorySpanExporte
     assert row is not None
     assert row.trace is not None
     assert row.trace.traceparent.split("-")[1:3] == [f"{ids(second)[0]:032x}", f"{ids(second)[1]:016x}"]
-    async with replica(store, asking(), Platform(), tracer=tracer) as person:
+    async with replica(store, asking(), Platform(), telemetry=telemetry) as person:
         with tracer.start_as_current_span("webhook three"):
             await person.writes("b")
         with tracer.start_as_current_span("dispatch three"):
@@ -100,7 +114,9 @@ async def test_links(store: Store, tracer: Tracer, exporter: InMemorySpanExporte
         assert span.parent.span_id == ids(named[dispatch])[1]
 
 
-async def test_what_a_step_does_is_below_its_turn(store: Store, tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+async def test_what_a_step_does_is_below_its_turn(
+    store: Store, tracer: Tracer, telemetry: Telemetry, exporter: InMemorySpanExporter
+) -> None:
     """Also where the step's task goes on with another message than it began with."""
     flow = Flow("f")
 
@@ -112,7 +128,7 @@ async def test_what_a_step_does_is_below_its_turn(store: Store, tracer: Tracer, 
         with tracer.start_as_current_span("behind"):
             pass
 
-    async with replica(store, flow, Platform(), tracer=tracer) as person:
+    async with replica(store, flow, Platform(), telemetry=telemetry) as person:
         await person.says("hi")
         await person.says("a")
     named = {span.name: span for span in exporter.get_finished_spans()}
@@ -130,12 +146,12 @@ async def test_without_telemetry_nothing_is_written(store: Store) -> None:
     assert row.trace is None
 
 
-async def test_invalid_contexts_are_ignored(store: Store, tracer: Tracer, exporter: InMemorySpanExporter) -> None:
+async def test_invalid_contexts_are_ignored(store: Store, telemetry: Telemetry, exporter: InMemorySpanExporter) -> None:
     zero = "00-00000000000000000000000000000000-b7ad6b7169203331-01"
     assert not valid(TraceContext(zero))
     assert not valid(TraceContext("not w3c"))
     assert not valid(TraceContext("ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"))
-    async with replica(store, asking(), Platform(), tracer=tracer) as person:
+    async with replica(store, asking(), Platform(), telemetry=telemetry) as person:
         await person.bot.receive("c", Message(event_id="e", text="hi"), TraceContext(zero))
         await person.bot.process("c")
     (turn,) = turns(exporter)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from turnkeeper.conversation.message import Content
 from turnkeeper.engine.outcomes import LookedUp, awaited, classify
+from turnkeeper.observe.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.identity import send_key
 from turnkeeper.conversation.message import kept_message
 from turnkeeper.conversation.state import Answer, ConversationState, Handover, Row, SendKey, TraceContext
-from turnkeeper.conversation.tracing import valid
 from turnkeeper.errors import FlowCheckpointConflict, InvalidInput
 from turnkeeper.log import values
 from turnkeeper.log.store import Client, Store, as_store
+from turnkeeper.observe.contexts import valid
 
 
 class Cause(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):

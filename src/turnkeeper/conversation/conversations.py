@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -20,9 +20,9 @@ from turnkeeper.conversation.flow import Flow, Step
 from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.identity import send_key
 from turnkeeper.conversation.message import Message, keep_message, kept_message
+from turnkeeper.conversation.observing import begin_turn
 from turnkeeper.conversation.run import Desk, StepRun
 from turnkeeper.conversation.state import KIND, ConversationState, Inbound, Row, SendKey, TraceContext
-from turnkeeper.conversation.tracing import begin_span, context_of, current_context, within
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.loop import new_owner
 from turnkeeper.errors import (
@@ -37,17 +37,21 @@ from turnkeeper.errors import (
 from turnkeeper.log import values
 from turnkeeper.log.record import HeadQuery
 from turnkeeper.log.store import NotifyingStore, PrivateStore, Store
+from turnkeeper.observe.logs import about, logger
+from turnkeeper.observe.telemetry import Telemetry
 from turnkeeper.turn.handle import milliseconds
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span, Tracer
+    from turnkeeper.observe.spans import Scene
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _BACKOFF: Final = 0.5
 _LONGEST_BACKOFF: Final = 60.0
 _LOOKS: Final = 0.5
 """Most seconds between two looks at what came while a step runs, where the store does not tell."""
+_UNSEEN: Final = nullcontext()
+"""In place of a span."""
 
 
 class Processed(NamedTuple):
@@ -86,7 +90,7 @@ class Conversations:
         on_poison: Literal["hold", "skip"] = "hold",
         keep_alive: int = 1000,
         retention: Retention = Retention(),  # noqa: B008  # immutable
-        tracer: Tracer | None = None,
+        telemetry: Telemetry | None = None,
         replicas: bool = False,
         announce: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
@@ -100,7 +104,7 @@ class Conversations:
             on_poison: what happens to the conversation then: `hold` it until somebody has looked, or `skip` the message.
             keep_alive: parked conversations whose steps are kept in memory; others run again from their step's start.
             retention: how long logs are kept.
-            tracer: OpenTelemetry's, for a span of each message's handling.
+            telemetry: traces and counts what is done here; None: nobody does.
             replicas: other processes take part; a store that they cannot reach is refused (R4).
             announce: tells workers that a conversation has something to do, once that is in its journal.
 
@@ -124,12 +128,12 @@ class Conversations:
         self._on_poison: Literal["hold", "skip"] = on_poison
         self._keep_alive = keep_alive
         self._retention = retention
-        self._tracer = tracer
+        self._telemetry = telemetry
         self._announce = announce
         self._handles: OrderedDict[str, ConversationHandle] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
         self._live: OrderedDict[str, StepRun] = OrderedDict()
-        self._leases = LeaseKeeper(lease_seconds)
+        self._leases = LeaseKeeper(lease_seconds, telemetry)
         self._tasks: TaskGroup | None = None
         self._stopping = False
 
@@ -159,15 +163,20 @@ class Conversations:
             StoreError: the store failed: do not acknowledge the message.
         """
         handle = self._handle(conversation_id)
-        if trace is None and self._tracer is not None:
-            trace = current_context()
+        if trace is None and self._telemetry is not None:
+            trace = self._telemetry.current_context()
         receipt = await handle.receive(message.event_id, message.kind, keep_message(message), trace)
         if self._announce is not None and not receipt.duplicate:
             try:
                 await self._announce(conversation_id)
             except StoreError as e:
                 # It is in the journal, which is what was promised; workers look through the store for such ones.
-                log.warning("conversation %s could not be announced: %s", conversation_id, e)
+                log.warning(
+                    "conversation %s could not be announced: %s",
+                    conversation_id,
+                    e,
+                    extra={"conversation": conversation_id},
+                )
         return receipt
 
     async def handle(self, conversation_id: str, message: Message) -> Processed:
@@ -186,7 +195,7 @@ class Conversations:
         """
         handle = self._handle(conversation_id)
         handled = 0
-        async with self._locks.setdefault(conversation_id, anyio.Lock()):
+        async with about(conversation=conversation_id), self._locks.setdefault(conversation_id, anyio.Lock()):
             if handle.state.head is None:
                 await handle.read()
             while not self._stopping:
@@ -199,7 +208,7 @@ class Conversations:
                 work, why, span = await self._claim(handle)
                 match work.what:
                     case "work":
-                        with within(span):
+                        with _UNSEEN if span is None else span.current():
                             handled += await self._work(handle, work, why, span)
                     case "idle":
                         return self._processed(handle, handled)
@@ -222,7 +231,9 @@ class Conversations:
     def _handle(self, conversation_id: str) -> ConversationHandle:
         handle = self._handles.get(conversation_id)
         if handle is None:
-            handle = self._handles[conversation_id] = ConversationHandle(self._store, conversation_id, self._retention)
+            handle = self._handles[conversation_id] = ConversationHandle(
+                self._store, conversation_id, self._retention, telemetry=self._telemetry
+            )
             self._forget_idle()
         self._handles.move_to_end(conversation_id)
         return handle
@@ -242,7 +253,7 @@ class Conversations:
             except OwnershipLost:
                 log.debug("conversation %s went to another replica", handle.conversation_id)
 
-    async def _claim(self, handle: ConversationHandle) -> tuple[Claimed, str, Span | None]:
+    async def _claim(self, handle: ConversationHandle) -> tuple[Claimed, str, Scene | None]:
         """Own the conversation and its first message; and, for what is not the flow's own, why; and the span of its handling."""
         state = handle.state
         message = state.head
@@ -250,10 +261,10 @@ class Conversations:
         intent, start, why = self._look(state, message)
         live = self._live.get(handle.conversation_id)
         span = None
-        if self._tracer is not None:
+        if self._telemetry is not None:
             # Who goes on in memory knows the turn before; who resumes links to it (F7).
             before = state.row.trace if live is None and state.row is not None else None
-            span = begin_span(self._tracer, state.conversation_id, message.number, [before, message.trace])
+            span = begin_turn(self._telemetry, state.conversation_id, message.number, [before, message.trace])
         claim = c.Claim(
             self.name,
             milliseconds(self._lease_seconds),
@@ -263,7 +274,7 @@ class Conversations:
             None if live is None else live.revision,
             self._max_attempts,
             self._on_poison,
-            None if span is None else context_of(span),
+            None if span is None else span.context,
         )
         (work,) = await handle.ask(claim)
         return work, why, span
@@ -317,7 +328,7 @@ class Conversations:
 
     # --- one message -----------------------------------------------------------------------------------------
 
-    async def _work(self, handle: ConversationHandle, work: Claimed, why: str, span: Span | None) -> int:
+    async def _work(self, handle: ConversationHandle, work: Claimed, why: str, span: Scene | None) -> int:
         """Handle one claimed message. How many were settled by it: 1, or 0 where it was put back or lost."""
         row, mode = work.row, work.mode
         flow = None if row is None else self._flows.get(row.flow)
@@ -355,6 +366,8 @@ class Conversations:
                 await handle.read()
                 return 0
             case "failed" | "cancelled":
+                if span is not None and run.failure is not None and not isinstance(run.failure, TurnUnfinished):
+                    span.raised(run.failure)  # who waits for somebody has not failed
                 await self._put_back(handle, work, run)
                 return 0
 
@@ -497,7 +510,9 @@ class Conversations:
         try:
             await self.process(conversation_id)
         except Exception:
-            log.exception("conversation %s cannot be gone on with here", conversation_id)
+            log.exception(
+                "conversation %s cannot be gone on with here", conversation_id, extra={"conversation": conversation_id}
+            )
         finally:
             busy.discard(conversation_id)
             limit.release_on_behalf_of(conversation_id)

@@ -9,6 +9,7 @@ import anyio
 
 from turnkeeper.conversation import commands as c
 from turnkeeper.conversation.decide import LOST, Receipt, decide_all
+from turnkeeper.conversation.effects import changes
 from turnkeeper.conversation.evolve import ConversationRules, Retention
 from turnkeeper.conversation.identity import conversation_key, event_digest
 from turnkeeper.conversation.records import AnyRecord
@@ -17,19 +18,31 @@ from turnkeeper.errors import OwnershipLost
 from turnkeeper.log import values
 from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Store
+from turnkeeper.observe.telemetry import Telemetry
 
 
 class ConversationHandle:
     """One conversation, by its id."""
 
-    def __init__(self, store: Store, conversation_id: str, retention: Retention = Retention()) -> None:  # noqa: B008  # immutable
+    def __init__(
+        self,
+        store: Store,
+        conversation_id: str,
+        retention: Retention = Retention(),  # noqa: B008  # immutable
+        *,
+        telemetry: Telemetry | None = None,
+    ) -> None:
         """
         Raises:
             InvalidInput: the id cannot serve as an identifier.
         """
         self.conversation_id = values.identifier(conversation_id, "conversation_id")
         self.key = conversation_key(conversation_id)
-        self.log: FencedLog[ConversationState, AnyRecord] = FencedLog(store, self.key, ConversationRules(retention))
+        self.telemetry = telemetry
+        watch = None if telemetry is None else telemetry.watch(store, changes)
+        self.log: FencedLog[ConversationState, AnyRecord] = FencedLog(
+            store, self.key, ConversationRules(retention), watch
+        )
         self._lock = anyio.Lock(fast_acquire=True)
 
     @property

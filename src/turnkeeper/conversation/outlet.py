@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final, NamedTuple
 
 import anyio
 from msgspec.structs import replace
 
 from turnkeeper.conversation import commands as c
-from turnkeeper.conversation.channel import Channel, NotSent, Refused, Sent, Unknown, look_up, send_on
+from turnkeeper.conversation.channel import Channel, NotSent, Refused, SendOutcome, Sent, Unknown, look_up, send_on
 from turnkeeper.conversation.identity import send_key
 from turnkeeper.conversation.message import Content, chunks, keep_content, kept_content
+from turnkeeper.conversation.observing import message_send
 from turnkeeper.conversation.outbox import SendAnswer
 from turnkeeper.conversation.pen import Pen
 from turnkeeper.conversation.state import Send, SendKey, SendState
 from turnkeeper.engine.outcomes import DidNotHappen, Happened
 from turnkeeper.errors import MessageNotDelivered, MessageRefused
+from turnkeeper.observe.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _TRIES: Final = 4
 _PAUSE: Final = 0.2
@@ -134,9 +135,18 @@ class Outlet:
         state = self._pen.handle.state
         return send_key(state.conversation_id, state.seed, key)
 
+    async def _put_out(self, key: SendKey, content: Content) -> SendOutcome:
+        handle, public_key = self._pen.handle, self._public_key(key)
+        if handle.telemetry is None:
+            return await send_on(self._channel, handle.conversation_id, public_key, content)
+        with message_send(handle.telemetry, handle.conversation_id, public_key, content) as ended:
+            outcome = await send_on(self._channel, handle.conversation_id, public_key, content)
+            ended(outcome)
+            return outcome
+
     async def _send_now(self, key: SendKey, content: Content, begin: c.BeginSend) -> Outcome | float | None:
         handle = self._pen.handle
-        outcome = await send_on(self._channel, handle.conversation_id, self._public_key(key), content)
+        outcome = await self._put_out(key, content)
         match outcome:
             case Sent(message_id):
                 return self._sent(key, message_id)
@@ -177,7 +187,7 @@ class Outlet:
         (answer,) = await self._pen.write(replace(begin, again=True))
         if answer.what != "begun":
             return await self._proceed(key, content, begin, answer)
-        outcome = await send_on(self._channel, handle.conversation_id, self._public_key(key), content)
+        outcome = await self._put_out(key, content)
         match outcome:
             case Sent(message_id):
                 return self._sent(key, message_id)

@@ -16,6 +16,7 @@ from turnkeeper.log import frames, values
 from turnkeeper.log.record import NOWHERE, Head, HeadQuery
 from turnkeeper.log.store import Store
 from turnkeeper.moving import Receipt, erase_logs
+from turnkeeper.observe.telemetry import Telemetry
 from turnkeeper.turn.state import KIND as TURN
 
 _LABEL = "conversation"
@@ -59,7 +60,14 @@ async def read_conversation(store: Store, conversation_id: str) -> ConversationH
 
 
 async def resolve_send(
-    store: Store, conversation_id: str, key: SendKey, *, message_id: str | None, who: str, why: str
+    store: Store,
+    conversation_id: str,
+    key: SendKey,
+    *,
+    message_id: str | None,
+    who: str,
+    why: str,
+    telemetry: Telemetry | None = None,
 ) -> None:
     """Settle a message that may be out: it is, under `message_id`; or it is not, and is given up (it is never sent late).
 
@@ -76,7 +84,7 @@ async def resolve_send(
         values.text(why, "why"),
         message_id or "",
     )
-    await ConversationHandle(store, conversation_id).ask(resolved)
+    await ConversationHandle(store, conversation_id, telemetry=telemetry).ask(resolved)
 
 
 async def resolve_message(store: Store, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import anyio
@@ -13,8 +12,9 @@ from turnkeeper.conversation import commands as c
 from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.state import Row, SendKey
 from turnkeeper.errors import OwnershipLost, TurnkeeperError
+from turnkeeper.observe.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 
 class Pen:

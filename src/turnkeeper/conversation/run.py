@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -26,7 +25,6 @@ from turnkeeper.conversation.message import Content, Message, keep_content, keep
 from turnkeeper.conversation.outlet import Outcome, Outlet
 from turnkeeper.conversation.pen import Pen
 from turnkeeper.conversation.state import Answer, Inbound, Row
-from turnkeeper.conversation.tracing import continue_in
 from turnkeeper.engine.single_call import call_tool
 from turnkeeper.engine.tools import Tool
 from turnkeeper.engine.wire import Outcome as ToolOutcome
@@ -39,12 +37,13 @@ from turnkeeper.errors import (
     TurnUnfinished,
 )
 from turnkeeper.log import values
+from turnkeeper.observe.logs import logger
 from turnkeeper.turn.handle import TurnHandle
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+    from turnkeeper.observe.spans import Scene
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _NO_FENCE: Final = -1
 """No owner has it: what is written under it is refused."""
@@ -91,7 +90,7 @@ class StepRun:
         self._given = given if row is None or aside is not None else row.message or given
         self._fed: anyio.Event | None = None
         self._asking = False
-        self._span: Span | None = None
+        self._span: Scene | None = None
         self.scope = anyio.CancelScope()
         self.quiet = anyio.Event()
         self.ended: Ended = "failed"
@@ -150,7 +149,7 @@ class StepRun:
                     await self._pen.salvage()
             self.quiet.set()
 
-    def feed(self, work: Claimed, span: Span | None = None) -> None:
+    def feed(self, work: Claimed, span: Scene | None = None) -> None:
         """Give the wait that the run is parked at its answer; `span` is that of its handling."""
         assert self._fed is not None
         self._span = span
@@ -346,7 +345,8 @@ class StepRun:
                     self.conversation_id,
                 )
             raise
-        continue_in(self._span)
+        if self._span is not None:
+            self._span.go_on()
         one = self._record
         known = self._known_answer(number)
         return Answer(one.number, one.kind, one.message, one.at) if known is None else known
@@ -361,7 +361,8 @@ class StepRun:
             instance, entry = f"aside-{instance}", self._record.number
         nth = self._names[name]
         self._names[name] += 1
-        return TurnHandle(self._desk.handle.log.store, effect_turn(instance, entry, name, nth))
+        handle = self._desk.handle
+        return TurnHandle(handle.log.store, effect_turn(instance, entry, name, nth), telemetry=handle.telemetry)
 
     async def do(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
         """See `FlowContext.do`."""

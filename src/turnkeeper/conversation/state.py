@@ -7,6 +7,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from turnkeeper.observe.contexts import TraceContext
+
 KIND: Final = "conversation"
 
 
@@ -16,13 +18,6 @@ class SendKey(NamedTuple):
     record: int
     sequence: int
     chunk: int = 0
-
-
-class TraceContext(NamedTuple):
-    """A W3C trace context."""
-
-    traceparent: str
-    tracestate: str = ""
 
 
 class SendState(str, Enum):

@@ -55,7 +55,10 @@ class ModelRequest:
 
 
 class ModelPort(Protocol):
-    """Something that answers model requests."""
+    """Something that answers model requests.
+
+    Attributes `provider` and `model`, where it has them, are names for telemetry, by the GenAI conventions (`openai`, `gpt-5.5`).
+    """
 
     async def invoke(self, request: ModelRequest) -> ModelInvocationResponse:
         """Answer, wholly: what a cut stream brought is raised as an error, never returned.

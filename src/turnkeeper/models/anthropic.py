@@ -44,7 +44,12 @@ class AnthropicMessages:
         max_tokens: most tokens of one answer; the API wants to be told.
         streaming: have the answer sent while it is made; the host's stream port sees it.
         options: more fields of each request, by the names of `client.messages.create`.
+
+    Attributes:
+        provider, model: names, for telemetry.
     """
+
+    provider: Final = PROVIDER
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class AnthropicMessages:
     ) -> None:
         # An attempt that the SDK makes by itself is one that no log knows of: attempts are the engine's.
         self._client = client.with_options(max_retries=0)
+        self.model: Final = model
         self._fields: dict[str, Any] = {
             "model": model,
             "max_tokens": max_tokens,

@@ -45,12 +45,18 @@ _FILLED_IN: Final = ("model", "messages", "input", "tools", "stream", "store", "
 
 
 class _Port:
-    """What both of OpenAI's APIs have in common."""
+    """What both of OpenAI's APIs have in common.
+
+    Attributes:
+        provider, model: names, for telemetry.
+    """
+
+    provider: Final = PROVIDER
 
     def __init__(self, client: AsyncOpenAI, model: str, options: Mapping[str, Any] | None, method: Any) -> None:
         # An attempt that the SDK makes by itself is one that no log knows of: attempts are the engine's.
         self._client = client.with_options(max_retries=0)
-        self._model = model
+        self.model: Final = model
         self._metadata: dict[str, str] = dict((options or {}).get("metadata") or {})
         given = {name: value for name, value in (options or {}).items() if name != "metadata"}
         self._options = checked_options(given, inspect.signature(method).parameters, _FILLED_IN)
@@ -60,7 +66,7 @@ class _Port:
     def _marked(self, request: ModelRequest, *, stored: bool) -> dict[str, Any]:
         """The fields of every request. Its invocation id is in OpenAI's own log, and with what OpenAI stores of it."""
         headers = {CLIENT_REQUEST_ID: request.invocation_id, **self._headers}
-        marked: dict[str, Any] = {**self._options, "model": self._model, "extra_headers": headers}
+        marked: dict[str, Any] = {**self._options, "model": self.model, "extra_headers": headers}
         metadata = {**self._metadata, **({METADATA: request.invocation_id} if stored else {})}
         return {**marked, "metadata": metadata} if metadata else marked
 
