@@ -190,8 +190,8 @@ def check_state(state: ConversationState) -> None:
     RULES.head(state)
 
 
-def audit(before: ConversationState, record: r.AnyRecord, after: ConversationState) -> None:
-    """What holds of every record that is appended."""
+def audit(before: ConversationState, record: r.AnyRecord, after: ConversationState, now: int = TRUE) -> None:
+    """What holds of every record that is appended; `now` is the store's time."""
     if after.revisions < before.revisions or (
         isinstance(record, r.RowSet | r.RowEnded) and after.revisions == before.revisions
     ):
@@ -199,9 +199,9 @@ def audit(before: ConversationState, record: r.AnyRecord, after: ConversationSta
     if isinstance(record, r.Owned):
         if after.fence <= before.fence:
             raise Broken("invariant 6: fence strictly increases", record)
-        if before.owner and before.lease_end > TRUE:
+        if before.owner and before.lease_end > now:
             raise Broken("R1: nobody takes over from an owner whose lease lives", record)
-    if isinstance(record, r.SendBegun) and not before.lease_end > TRUE:
+    if isinstance(record, r.SendBegun) and not before.lease_end > now:
         raise Broken("R1: nothing is begun without a lease", record)
     if isinstance(record, r.Claimed):
         one = before.head

@@ -93,7 +93,7 @@ class Hand:
         self.receive(1)
         self.claim(1, "start", start=replace(START, first_wait=first_wait))
         self.send(1, 0, watermark=True)
-        self.park(1, **{"prompt": (1, 0), **changes})
+        self.park(1, **changes)
 
 
 __all__ = ["LEASE", "LOST", "START", "Hand"]

@@ -355,7 +355,6 @@ class Conversation:
             cause=run.cause,
             answers=(),
             parked=False,
-            prompt=None,
             message=Answer(run.given, "text", b"message %d" % run.given, 0),
         )
         return self._go(world, i, run._replace(row=self.book.row_number(entered), dirty=True, op=0, waits=0))
@@ -383,7 +382,6 @@ class Conversation:
             answers=() if row.first_wait else row.answers,
             cause=row.cause if kept else run.cause,
             message=row.message if kept else Answer(run.given, "text", b"message %d" % run.given, 0),
-            prompt=prompt,
             watermark=0 if send is None else send.watermark,
         )
         return with_(world, i, Replica(At.PARK, run=run._replace(row=self.book.row_number(parked), dirty=True)))

@@ -47,7 +47,7 @@ def test_c1_a_flow_that_begins_anew_is_another_one() -> None:
     hand.receive(2)
     assert hand.claim(2, "restart").mode == "begin"
     assert hand.row.instance != before.instance
-    assert (hand.row.cause, hand.row.timer, hand.row.prompt, hand.row.answers) == ((2, 0), "", None, ())
+    assert (hand.row.cause, hand.row.timer, hand.row.answers) == ((2, 0), "", ())
 
 
 def test_c2_the_next_step_counts_from_where_the_last_one_came() -> None:
@@ -162,7 +162,7 @@ def test_c6_a_rejected_answer_leaves_the_wait() -> None:
     hand.receive(2)
     hand.claim(2)
     hand.send(2, 0, "again, please")
-    hand.park(2, answers=(), prompt=(2, 0))
+    hand.park(2, answers=())
     hand.receive(3)
     assert hand.claim(3).mode == "answer"
     assert hand.row.answers == (answer(3),)
