@@ -232,6 +232,30 @@ async def test_stale_buttons_and_edits_answer_nothing(store: Store) -> None:
     assert platform.texts() == ["A or B?", "C or D?", *["That is over."] * 3, "bd"]
 
 
+async def test_button_of_the_first_prompt_after_a_rejected_answer(store: Store) -> None:
+    """Both prompts ask for the same: either's button is an answer."""
+    flow = Flow("f")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        def chosen(message: Message) -> str:
+            if message.kind != "button":
+                raise Reject("Press one, please.")
+            return message.value
+
+        await c.send(
+            await c.ask(Content(text="A or B?", buttons=(Button("A", "a"), Button("B", "b"))), validate=chosen)
+        )
+
+    platform = Platform()
+    async with replica(store, flow, platform) as person:
+        await person.says("go")
+        await person.says("A")
+    async with replica(store, flow, platform) as person:
+        await person.says(kind="button", prompt=platform.seen[0][1], value="a")
+    assert platform.texts() == ["A or B?", "Press one, please.", "a"]
+
+
 async def test_versions(store: Store) -> None:
     """A renamed step goes on; one that is gone ends the flow; a newer version is left to who knows it."""
     old = Flow("f", version=1)

@@ -170,3 +170,35 @@ async def test_stopping_puts_back_what_is_under_way(store: Store) -> None:
         await person.bot.process("c")
     assert platform.texts() == ["one"]
     assert model.calls == 2
+
+
+async def test_only_texts_are_steered_and_only_up_to_a_word(store: Store) -> None:
+    """J2: a button, or a word that ends the flow, is handled by itself, and what comes behind it comes behind it."""
+    model, platform = Model(), Platform()
+    ended: list[str] = []
+
+    @tool(replay_safe=True)
+    async def look() -> str:
+        if model.calls == 1:
+            for said in ("two", "Stop", "three"):
+                await person.writes(said)
+        return "seen"
+
+    flow = Flow("talk", while_running="steer", cancel_words=["stop"])
+
+    @flow.step
+    async def reply(c: FlowContext) -> Any:
+        answer = await c.run(Agent(model, [look]), c.message.text)
+        await c.send(answer.text or "")
+        await c.ask()
+        return reply
+
+    @flow.on_cancel
+    async def over(c: FlowContext) -> None:
+        ended.append(c.message.text)
+
+    async with replica(store, flow, platform) as person:
+        await person.says("one")
+        await person.bot.process("c")
+    assert platform.texts() == ["one and two", "three"]
+    assert ended == ["Stop"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from turnkeeper.conversation import commands as c
 from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.message import kept_message
 from turnkeeper.conversation.pen import Pen
+from turnkeeper.conversation.state import ConversationState
 from turnkeeper.engine.contract_ports import HostPolicyPort
 from turnkeeper.engine.loop import run_turn
 from turnkeeper.engine.ports import Agent
@@ -55,18 +56,37 @@ class AgentAnswer:
 class _Steering:
     """Shows the agent, before each model call, what was said meanwhile; each message once, over all restarts."""
 
-    def __init__(self, handle: ConversationHandle, pen: Pen, into: int, below: HostPolicyPort | None) -> None:
+    def __init__(
+        self,
+        handle: ConversationHandle,
+        pen: Pen,
+        into: int,
+        is_word: Callable[[str], bool],
+        below: HostPolicyPort | None,
+    ) -> None:
         self._handle = handle
         self._pen = pen
         self._into = into
+        self._is_word = is_word
         self._below = below
+
+    def _said_meanwhile(self, state: ConversationState) -> int:
+        """The last of the texts that are the agent's to see: those before anything that is handled by itself (J2)."""
+        last = self._into
+        for one in state.inbound:
+            if one.number > self._into and not one.steered_into:
+                if one.kind != "text" or self._is_word(kept_message(one.message).text):
+                    break
+                last = one.number
+        return last
 
     async def before_model(self, request: HostPolicyRequest) -> HostPolicyResult:
         """The conversation, and behind it what was said meanwhile."""
         state = await self._handle.read()
-        if any(one.number > self._into and not one.steered_into and one.kind == "text" for one in state.inbound):
+        last = self._said_meanwhile(state)
+        if last > self._into:
             # Theirs is this turn now: durable before the model is shown them.
-            await self._pen.write(c.Steer(self._pen.owner, self._pen.fence, self._into, state.received))
+            await self._pen.write(c.Steer(self._pen.owner, self._pen.fence, self._into, last))
             state = self._handle.state
         shown = _numbers_in(request.messages)
         said = [
@@ -117,18 +137,20 @@ async def run_agent(
     messages: Sequence[Any],
     *,
     steered_into: int | None,
+    is_word: Callable[[str], bool],
     labels: dict[str, str],
 ) -> AgentAnswer:
     """Run an agent's turn to its end, or give its recorded result.
 
-    With `steered_into`, messages that come while that one is handled are shown to the agent, and settled with the turn.
+    With `steered_into`, texts that come while that one is handled are shown to the agent, and settled with the turn; not from
+    one on that `is_word` says ends or restarts the flow.
 
     Raises:
         TurnUnfinished: the turn waits for somebody.
         EffectFailed: it failed; run again, it goes on.
     """
     if steered_into is not None:
-        steering = _Steering(handle, pen, steered_into, agent.host.policy)
+        steering = _Steering(handle, pen, steered_into, is_word, agent.host.policy)
         agent = dataclasses.replace(agent, host=dataclasses.replace(agent.host, policy=steering))
     ended = await run_turn(turn, agent, messages, labels=labels)
     if ended.status in ("reconciliation_required", "parked"):

@@ -94,7 +94,7 @@ def _answered(flow: Row, message: Inbound, claim: c.Claim) -> tuple[Mode, Row | 
             answers=answers,
             inbound=message.number,
             parked=False,
-            prompt=None,
+            prompts=(),
             timer="",
             handover=None,
             trace=claim.trace,
@@ -102,7 +102,7 @@ def _answered(flow: Row, message: Inbound, claim: c.Claim) -> tuple[Mode, Row | 
         return ("continue" if live else "answer"), taken
     if live:
         # The seed's mode keeps no later answer: who goes on without this process asks again (C3).
-        return "continue", replace(flow, answers=(), inbound=message.number, prompt=None, timer="", trace=claim.trace)
+        return "continue", replace(flow, answers=(), inbound=message.number, prompts=(), timer="", trace=claim.trace)
     if message.timer:
         return "reminder", None
     # C5: the wait was lost with its process. The message wakes the flow and is no answer.
@@ -112,7 +112,7 @@ def _answered(flow: Row, message: Inbound, claim: c.Claim) -> tuple[Mode, Row | 
         inbound=message.number,
         cause=(message.number, 0),
         message=_as_answer(message),
-        prompt=None,
+        prompts=(),
         timer="",
         handover=None,
         trace=claim.trace,

@@ -156,7 +156,7 @@ class Supersede(OwnerCommand, frozen=True):
 
 
 class Steer(OwnerCommand, frozen=True):
-    """Hand the messages that came meanwhile to the agent turn of message `into`."""
+    """Hand the texts that came meanwhile to the agent turn of message `into`."""
 
     into: int
     upto: int

@@ -19,7 +19,7 @@ from turnkeeper.conversation.evolve import Retention
 from turnkeeper.conversation.flow import Flow, Step
 from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.identity import send_key
-from turnkeeper.conversation.message import Message, keep_message, kept_message
+from turnkeeper.conversation.message import Message, keep_message, kept_message, redacted_message
 from turnkeeper.conversation.observing import begin_turn
 from turnkeeper.conversation.run import Desk, StepRun
 from turnkeeper.conversation.state import KIND, ConversationState, Inbound, Row, SendKey, TraceContext
@@ -35,6 +35,7 @@ from turnkeeper.errors import (
     TurnUnfinished,
 )
 from turnkeeper.log import values
+from turnkeeper.log.keeping import Keeping, Limits, Redact
 from turnkeeper.log.record import HeadQuery
 from turnkeeper.log.store import NotifyingStore, PrivateStore, Store
 from turnkeeper.observe.logs import about, logger
@@ -48,6 +49,8 @@ log = logger(__name__)
 
 _BACKOFF: Final = 0.5
 _LONGEST_BACKOFF: Final = 60.0
+_OF_THE_WAIT: Final = 0.1
+"""The part of the time that a message has waited for somebody, after which it is looked at again."""
 _LOOKS: Final = 0.5
 """Most seconds between two looks at what came while a step runs, where the store does not tell."""
 _UNSEEN: Final = nullcontext()
@@ -93,6 +96,8 @@ class Conversations:
         telemetry: Telemetry | None = None,
         replicas: bool = False,
         announce: Callable[[str], Awaitable[None]] | None = None,
+        limits: Limits = Limits(),  # noqa: B008  # immutable
+        redact: Redact | None = None,
     ) -> None:
         """
         Args:
@@ -107,6 +112,8 @@ class Conversations:
             telemetry: traces and counts what is done here; None: nobody does.
             replicas: other processes take part; a store that they cannot reach is refused (R4).
             announce: tells workers that a conversation has something to do, once that is in its journal.
+            limits: the largest sizes that are kept.
+            redact: sees every incoming text, and every text of its steps' turns, before it is kept (docs/security.md).
 
         Raises:
             InvalidInput: two flows have the same name, or one has no steps.
@@ -130,6 +137,7 @@ class Conversations:
         self._retention = retention
         self._telemetry = telemetry
         self._announce = announce
+        self._keeping = Keeping(limits, redact)
         self._handles: OrderedDict[str, ConversationHandle] = OrderedDict()
         self._locks: dict[str, anyio.Lock] = {}
         self._live: OrderedDict[str, StepRun] = OrderedDict()
@@ -159,13 +167,14 @@ class Conversations:
 
         Raises:
             InvalidInput: the message is of an unknown kind, or something in it cannot be kept. Nothing was written.
-            ValueTooLarge: it is over `MAX_MESSAGE`.
+            ValueTooLarge: it is over the limit of messages.
             StoreError: the store failed: do not acknowledge the message.
         """
         handle = self._handle(conversation_id)
         if trace is None and self._telemetry is not None:
             trace = self._telemetry.current_context()
-        receipt = await handle.receive(message.event_id, message.kind, keep_message(message), trace)
+        kept = keep_message(redacted_message(message, self._keeping), self._keeping.limits.message)
+        receipt = await handle.receive(message.event_id, message.kind, kept, trace)
         if self._announce is not None and not receipt.duplicate:
             try:
                 await self._announce(conversation_id)
@@ -232,7 +241,7 @@ class Conversations:
         handle = self._handles.get(conversation_id)
         if handle is None:
             handle = self._handles[conversation_id] = ConversationHandle(
-                self._store, conversation_id, self._retention, telemetry=self._telemetry
+                self._store, conversation_id, self._retention, self._keeping, telemetry=self._telemetry
             )
             self._forget_idle()
         self._handles.move_to_end(conversation_id)
@@ -309,14 +318,13 @@ class Conversations:
         return "answer", start, "older_than_prompt"
 
     def _belongs(self, state: ConversationState, row: Row, message: Message) -> bool:
-        if row.prompt is None or not message.prompt:
+        if not message.prompt:
             return False
         # Buttons are under the last chunk; which one that is, only its channel knows.
-        return any(
-            message.prompt == send_key(state.conversation_id, state.seed, send.key)
-            for send in state.sends
-            if send.key[:2] == row.prompt
-        ) or message.prompt == send_key(state.conversation_id, state.seed, SendKey(*row.prompt))
+        keys = [send.key for send in state.sends if send.key[:2] in row.prompts] + [
+            SendKey(*one) for one in row.prompts
+        ]
+        return any(message.prompt == send_key(state.conversation_id, state.seed, key) for key in keys)
 
     def _start(self, message: Message) -> c.Start | None:
         flow = next((flow for flow in self._flows.values() if flow.begins_with(message)), None)
@@ -453,6 +461,9 @@ class Conversations:
         else:
             waits = isinstance(error, TurnUnfinished | MessageNotDelivered)
             delay = _BACKOFF * 2 ** min(work.message.attempts, 10)
+            if waits:
+                # No attempts are counted: the longer it has waited for somebody, the rarer it is looked at.
+                delay = max(delay, (handle.log.now() - work.message.at) / 1000 * _OF_THE_WAIT)
             if isinstance(error, MessageNotDelivered):
                 delay = max(delay, error.retry_after)
             if error is None:

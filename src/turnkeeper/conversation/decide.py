@@ -260,7 +260,7 @@ def _steer(state: ConversationState, command: c.Steer) -> AnyDecision:
     handed = tuple(
         one.number
         for one in state.inbound
-        if command.into < one.number <= command.upto and not one.steered_into and not one.timer
+        if command.into < one.number <= command.upto and one.kind == "text" and not one.steered_into
     )
     return Decision(handed, (r.Steered(handed, command.into),) if handed else ())
 

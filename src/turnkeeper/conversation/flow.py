@@ -125,6 +125,11 @@ class Flow:
         """Whether a message begins this flow."""
         return message.kind == "text" if self._starts is None else self._starts(message)
 
+    def is_word(self, text: str) -> bool:
+        """Whether a text ends the flow, or begins it anew."""
+        word = text.strip().casefold()
+        return word in self.cancel_words or word in self.restart_words
+
     def present_name(self, step: str) -> str | None:
         """What a step of any version is called now; None where it has no successor."""
         step = self.renamed.get(step, step)

@@ -16,6 +16,7 @@ from turnkeeper.conversation.records import AnyRecord
 from turnkeeper.conversation.state import ConversationState, TraceContext
 from turnkeeper.errors import OwnershipLost
 from turnkeeper.log import values
+from turnkeeper.log.keeping import KEEPING, Keeping
 from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Store
 from turnkeeper.observe.telemetry import Telemetry
@@ -29,6 +30,7 @@ class ConversationHandle:
         store: Store,
         conversation_id: str,
         retention: Retention = Retention(),  # noqa: B008  # immutable
+        keeping: Keeping = KEEPING,
         *,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -38,10 +40,11 @@ class ConversationHandle:
         """
         self.conversation_id = values.identifier(conversation_id, "conversation_id")
         self.key = conversation_key(conversation_id)
+        self.keeping = keeping
         self.telemetry = telemetry
         watch = None if telemetry is None else telemetry.watch(store, changes)
         self.log: FencedLog[ConversationState, AnyRecord] = FencedLog(
-            store, self.key, ConversationRules(retention), watch
+            store, self.key, ConversationRules(retention), watch, most=keeping.limits.record
         )
         self._lock = anyio.Lock(fast_acquire=True)
 

@@ -8,11 +8,12 @@ import msgspec
 
 from turnkeeper.errors import InvalidInput, ValueTooLarge
 from turnkeeper.log import values
+from turnkeeper.log.keeping import Keeping, Limits
 
 Kind = Literal["text", "button", "edit", "timer"]
 _KINDS: Final = get_args(Kind)
-MAX_MESSAGE: Final = 256 * 1024
-"""Bytes of a message, encoded, that are taken; larger things are kept elsewhere and referred to."""
+MAX_MESSAGE: Final = Limits().message
+"""Bytes of a message, encoded, that are taken where nobody says anything else; larger things are kept elsewhere."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,20 +56,33 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] = {}
 
 
-def keep_message(message: Message) -> bytes:
+def redacted_message(message: Message, keeping: Keeping) -> Message:
+    """The message with its text, and the texts in its data, redacted.
+
+    Raises:
+        InvalidInput: it could not be redacted.
+    """
+    if keeping.redact is None:
+        return message
+    text = keeping.redacted("message", message.text, "message.text")
+    data = keeping.redacted("message", message.data, "message.data")
+    return msgspec.structs.replace(message, text=text, data=data)
+
+
+def keep_message(message: Message, limit: int = MAX_MESSAGE) -> bytes:
     """The message as a frame.
 
     Raises:
         InvalidInput: its kind is unknown, or something in it cannot be kept.
-        ValueTooLarge: it is over `MAX_MESSAGE`.
+        ValueTooLarge: it is over `limit` bytes.
     """
     if message.kind not in _KINDS:
         raise InvalidInput("message.kind", f"must be one of {', '.join(_KINDS)}, not {message.kind!r}")
     for name in ("text", "sender", "prompt", "value", "edits"):
         values.text(getattr(message, name), f"message.{name}")
-    frame = values.freeze(msgspec.to_builtins(message), "message", limit=MAX_MESSAGE)
-    if len(frame) > MAX_MESSAGE:
-        raise ValueTooLarge("message", len(frame), MAX_MESSAGE)
+    frame = values.freeze(msgspec.to_builtins(message), "message", limit=limit)
+    if len(frame) > limit:
+        raise ValueTooLarge("message", len(frame), limit)
     return frame
 
 

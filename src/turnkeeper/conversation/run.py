@@ -84,6 +84,7 @@ class StepRun:
         self._row = row
         self._cause = (work.message.number, 0) if row is None or aside is not None else row.cause
         self._waits = 0
+        self._prompts: tuple[tuple[int, int], ...] = ()
         self._names: Counter[str] = Counter()
         self._chance: random.Random | None = None
         given = Answer(self._record.number, self._record.kind, self._record.message, self._record.at)
@@ -194,7 +195,7 @@ class StepRun:
             inbound=self._record.number,
             cause=self._cause,
             answers=(),
-            prompt=None,
+            prompts=(),
             timer="",
             watermark=0,
             kept={},
@@ -247,15 +248,16 @@ class StepRun:
     ) -> Any:
         number = self._waits
         self._waits += 1
+        self._prompts = ()
         while True:
-            asked, watermark = None, 0
+            watermark = 0
             if prompt is not None:
-                asked = self._cause
+                self._prompts = (*self._prompts, self._cause)
                 sent = await self.send(prompt, watermark=only_after or row.first_wait, soon=False)
                 watermark = sent.watermark
             answer = self._known_answer(number)
             if answer is None:
-                answer = await self._park(number, asked, timeout, watermark)
+                answer = await self._park(number, timeout, watermark)
             self._given, self._cause, self._chance = answer, (answer.number, 0), None
             if answer.kind == "timer":
                 raise TimedOut(f"conversation {self.conversation_id!r}: nobody answered within {timeout} seconds")
@@ -302,7 +304,7 @@ class StepRun:
         )
         self._pen.defer(c.KeepAnswer(self._pen.owner, self._pen.fence, answer.number, frame))
 
-    async def _park(self, number: int, asked: tuple[int, int] | None, timeout: float | None, watermark: int) -> Answer:
+    async def _park(self, number: int, timeout: float | None, watermark: int) -> Answer:
         row = self._row
         assert row is not None
         kept = not row.first_wait or number == 0
@@ -318,7 +320,7 @@ class StepRun:
             # C7: a wait that is asked again must find its prompt unsent, so the count goes on from where it is.
             cause=row.cause if kept else self._cause,
             message=row.message if kept else self._given,
-            prompt=asked,
+            prompts=self._prompts,
             timer=timer,
             watermark=watermark,
         )
@@ -362,7 +364,8 @@ class StepRun:
         nth = self._names[name]
         self._names[name] += 1
         handle = self._desk.handle
-        return TurnHandle(handle.log.store, effect_turn(instance, entry, name, nth), telemetry=handle.telemetry)
+        turn_id = effect_turn(instance, entry, name, nth)
+        return TurnHandle(handle.log.store, turn_id, keeping=handle.keeping, telemetry=handle.telemetry)
 
     async def do(self, tool: Tool, arguments: Mapping[str, Any]) -> Any:
         """See `FlowContext.do`."""
@@ -385,7 +388,8 @@ class StepRun:
         """See `FlowContext.run`."""
         turn = self._turn(name)
         await self._pen.flush()
-        steer = self._flow is not None and self._flow.while_running == "steer" and self._aside is None
+        flow = self._flow
+        steer = flow is not None and flow.while_running == "steer" and self._aside is None
         try:
             return await run_agent(
                 self._desk.handle,
@@ -394,6 +398,7 @@ class StepRun:
                 agent,
                 messages,
                 steered_into=self._record.number if steer else None,
+                is_word=lambda text: flow is not None and flow.is_word(text),
                 labels=self._labels(),
             )
         except TurnCheckpointConflict as e:

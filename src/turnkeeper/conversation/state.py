@@ -86,7 +86,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
         cause: where the sends of the step start to count.
         answers: what the unfinished step was answered so far; at the most one where `first_wait`.
         first_wait: the seed's mode, which keeps the first wait's answer only.
-        prompt: the key of the prompt that the flow is parked on.
+        prompts: the keys of what the wait that the flow is parked at was asked with, again after each rejected answer.
         timer: the timer of that wait.
         watermark: messages up to this number are no answers to that prompt.
         kept: values that the unfinished step may not make anew.
@@ -104,7 +104,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     cause: tuple[int, int] = (0, 0)
     answers: tuple[Answer, ...] = ()
     first_wait: bool = False
-    prompt: tuple[int, int] | None = None
+    prompts: tuple[tuple[int, int], ...] = ()
     timer: str = ""
     watermark: int = 0
     kept: dict[str, bytes] = {}
