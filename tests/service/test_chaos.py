@@ -272,7 +272,7 @@ def chaos(
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("name", ["sqlite", "redis"])
+@pytest.mark.parametrize("name", ["sqlite", "redis", "postgres"])
 def test_killed_and_restarted(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """J1 to J4, O1, R1: also the server itself, where it is Redis."""
     chaos(name, request, tmp_path, seconds=12, conversations=40, a_second=15, kill_every=1.5)
@@ -280,6 +280,6 @@ def test_killed_and_restarted(name: str, request: pytest.FixtureRequest, tmp_pat
 
 @pytest.mark.soak
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize("name", ["sqlite", "redis", "redis cluster"])
+@pytest.mark.parametrize("name", ["sqlite", "redis", "redis cluster", "postgres"])
 def test_killed_and_restarted_for_five_minutes(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     chaos(name, request, tmp_path, seconds=300, conversations=500, a_second=25, kill_every=2.0)
