@@ -27,6 +27,7 @@ async def store() -> AsyncIterator[SqliteStore]:
 async def test_look_up_of_who_comes_after(store: SqliteStore, happened: bool) -> None:
     """Its process went away behind the barrier: the next one asks the look-up, and calls again only where it may."""
     called: list[str] = []
+    begun = anyio.Event()
 
     async def look_up(context: ToolContext) -> Happened | DidNotHappen:
         return Happened("found") if happened else DidNotHappen()
@@ -35,14 +36,14 @@ async def test_look_up_of_who_comes_after(store: SqliteStore, happened: bool) ->
     async def charge(context: ToolContext) -> str:
         called.append(context.operation_id)
         if len(called) == 1:
+            begun.set()
             await anyio.sleep_forever()
         return "charged"
 
     nothing: dict[str, str] = {}
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call_tool, TurnHandle(store, "t"), charge, nothing)
-        while not called:
-            await anyio.sleep(0.001)
+        await begun.wait()
         tasks.cancel_scope.cancel()
     await store.advance_clock(31_000)
     ended, result = await call_tool(TurnHandle(store, "t"), charge, {})

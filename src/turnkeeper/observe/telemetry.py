@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from turnkeeper.errors import TurnkeeperError
@@ -61,11 +62,10 @@ class Telemetry:
             from turnkeeper.observe import meters, spans
         except ImportError as e:
             raise OpenTelemetryMissing(e) from e
-        from turnkeeper import __version__
-
+        ours = version("turnkeeper")
         self.contents = contents
-        self._spans = spans.Spans(tracer_provider, __version__, contents=contents)
-        self._meters = meters.Meters(meter_provider, __version__)
+        self._spans = spans.Spans(tracer_provider, ours, contents=contents)
+        self._meters = meters.Meters(meter_provider, ours)
         self.current_context = spans.current_context
         """The context of the span that is current, where there is one."""
 
