@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final
@@ -12,8 +11,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from turnkeeper.conversation.conversations import Conversations
+from turnkeeper.observe.logs import logger
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 _POLL: Final = 0.5
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -14,6 +13,7 @@ from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.message import Message
 from turnkeeper.errors import InvalidInput, StoreError, ValueTooLarge
 from turnkeeper.models.failures import MissingSdk
+from turnkeeper.observe.logs import logger
 
 try:
     from starlette.applications import Starlette
@@ -24,7 +24,7 @@ try:
 except ImportError as e:
     raise MissingSdk("webhook", e) from e
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_BODY: Final = 512 * 1024
 """Bytes: twice what a message may have, for its envelope and its escapes."""

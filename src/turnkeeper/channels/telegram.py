@@ -7,7 +7,6 @@ somebody has looked (flows.md, Channels).
 from __future__ import annotations
 
 import hmac
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NoReturn, cast
@@ -43,6 +42,7 @@ from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.message import Content
 from turnkeeper.errors import InvalidInput, StoreError
 from turnkeeper.models.failures import MissingSdk
+from turnkeeper.observe.logs import logger
 
 try:
     from starlette.applications import Starlette
@@ -53,7 +53,7 @@ try:
 except ImportError as e:
     raise MissingSdk("telegram", e) from e
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 MAX_LENGTH: Final = 4096
 """Characters of a message: code points, as Telegram counts them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple
@@ -28,6 +27,7 @@ from turnkeeper.conversation.message import Content, Message
 from turnkeeper.errors import InvalidInput
 from turnkeeper.log import values
 from turnkeeper.models.failures import MissingSdk, retry_after
+from turnkeeper.observe.logs import logger
 
 try:
     import httpx2
@@ -38,7 +38,7 @@ try:
 except ImportError as e:
     raise MissingSdk("webhook", e) from e
 
-log = logging.getLogger(__name__)
+log = logger(__name__)
 
 DAY: Final = 86_400.0
 _MAY_HAVE_TAKEN_IT: Final = frozenset({408, 409})
