@@ -107,10 +107,12 @@ def test_o4_chunks_have_their_own_keys() -> None:
     assert [answer.what for answer in hand.ask(*again)] == ["known", "known", "begun"]
 
 
-def test_the_first_word_about_a_send_counts() -> None:
-    """Invariant 8: what became of a send is not changed by a later word."""
+@pytest.mark.parametrize("first", ["sent", "refused", "unknown"])
+def test_the_first_word_about_a_send_counts(first: str) -> None:
+    """Invariants 8 and 12: what became of a send is not changed by a later word of its owner."""
     hand = at_work()
-    hand.send(1, 0)
+    hand.begin(1, 0)
+    hand.settle_send(1, 0, first)
     for outcome in ("refused", "unknown", "postponed", "sent"):
         hand.settle_send(1, 0, outcome, reason="no")
         assert hand.records == []
