@@ -17,7 +17,7 @@ from turnkeeper.engine.importing import begin_with, scope_of
 from turnkeeper.engine.loop import TurnResult, resume_turn, run_turn
 from turnkeeper.engine.model_calls import reservation
 from turnkeeper.engine.ports import Agent, ReplyPort
-from turnkeeper.engine.stored import UNKNOWN_TEXT, stored_form
+from turnkeeper.engine.stored import UNKNOWN_TEXT, kept_result
 from turnkeeper.engine.wire import (
     EngineCheckpoint,
     EngineEvent,
@@ -29,6 +29,7 @@ from turnkeeper.engine.wire import (
 from turnkeeper.errors import InvalidInput, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
+from turnkeeper.log.keeping import Keeping, Limits, Redact
 from turnkeeper.log.record import Head, HeadQuery
 from turnkeeper.log.store import Promise, Store
 from turnkeeper.moving import Receipt, erase_logs
@@ -61,17 +62,27 @@ class Keeper:
     """Keeps turns in a store. Open it once for a process; its methods may be used by many tasks at once."""
 
     def __init__(
-        self, store: Store, *, ttl_seconds: float = DEFAULT_TTL_SECONDS, telemetry: Telemetry | None = None
+        self,
+        store: Store,
+        *,
+        ttl_seconds: float = DEFAULT_TTL_SECONDS,
+        limits: Limits = Limits(),  # noqa: B008  # immutable
+        redact: Redact | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """
         Args:
             store: where the logs are kept.
             ttl_seconds: how long a turn is kept after its last change.
+            limits: the largest sizes that are kept.
+            redact: sees every text of an input and of a tool's result before it is kept, and gives what is kept and used in its
+                place; it has to give the same for the same (docs/security.md).
             telemetry: traces and counts what is done here; None: nobody does.
         """
         self.store = store
         self._telemetry = telemetry
         self._ttl_seconds = ttl_seconds
+        self._keeping = Keeping(limits, redact)
 
     @classmethod
     async def open(
@@ -81,11 +92,13 @@ class Keeper:
         create: bool = True,
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
         keyring: Keyring | None = None,
+        limits: Limits = Limits(),  # noqa: B008  # immutable
+        redact: Redact | None = None,
         telemetry: Telemetry | None = None,
     ) -> Keeper:
         """Open the store of a URL, encrypted where a keyring is given. See `open_store`, and `Keeper` for the rest."""
         store = await open_store(url, create=create, keyring=keyring)
-        return cls(store, ttl_seconds=ttl_seconds, telemetry=telemetry)
+        return cls(store, ttl_seconds=ttl_seconds, limits=limits, redact=redact, telemetry=telemetry)
 
     async def __aenter__(self) -> Keeper:
         return self
@@ -196,13 +209,21 @@ class Keeper:
         return TurnCheckpointSession(self.store, turn_id, scope, **options)
 
     def _handle(self, turn_id: str, scope: str) -> TurnHandle:
-        return TurnHandle(self.store, turn_id, scope, ttl_seconds=self._ttl_seconds, telemetry=self._telemetry)
+        return TurnHandle(
+            self.store,
+            turn_id,
+            scope,
+            ttl_seconds=self._ttl_seconds,
+            telemetry=self._telemetry,
+            keeping=self._keeping,
+        )
 
     def conversations(
         self, flows: Flow | Sequence[Flow], channel: Channel | Callable[[str], Channel], **options: Any
     ) -> Conversations:
         """The conversations of a bot, to be used as an async context manager. `options` are those of `Conversations`."""
-        options.setdefault("telemetry", self._telemetry)
+        limits, redact = self._keeping
+        options = {"limits": limits, "redact": redact, "telemetry": self._telemetry, **options}
         return Conversations(self.store, flows, channel, **options)
 
     # --- looking ---------------------------------------------------------------------------------------------
@@ -288,7 +309,11 @@ class Keeper:
             output=result if happened else UNKNOWN_TEXT,
             error_kind=None if happened else "effect_outcome_unknown",
         )
-        kept = None if settled is Resolution.DID_NOT_HAPPEN else stored_form(record, "result")
+        kept = (
+            None
+            if settled is Resolution.DID_NOT_HAPPEN
+            else values.thaw(kept_result(record, "result", self._keeping)[1])
+        )
         await session.resolve_tool(round_index, slot_index, settled, who=who, why=why, result_record=kept, fence=fence)
 
     async def resolve_model(

@@ -5,6 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
+import msgspec
+
+from turnkeeper.errors import ValueTooLarge
+from turnkeeper.log.keeping import Limits
+
 
 class InvalidArguments(ValueError):
     """The arguments of a call are not one complete JSON object. The model is told; nothing runs."""
@@ -21,16 +26,22 @@ def _finite(text: str) -> float:
     return number
 
 
-def parse_arguments(raw: Any) -> dict[str, Any]:
+def parse_arguments(raw: Any, limit: int = Limits().arguments) -> dict[str, Any]:
     """The arguments of a call. None, blank text and the JSON text `""` mean no arguments.
 
     Of a key given twice the last value counts, as everywhere in Python's JSON.
 
+    Args:
+        limit: bytes of JSON that they may have.
+
     Raises:
-        InvalidArguments: anything that is not one complete JSON object.
+        InvalidArguments: anything that is not one complete JSON object, or a larger one.
     """
     if raw is None:
         return {}
+    size = len(raw.encode(errors="replace") if isinstance(raw, str) else msgspec.json.encode(raw))
+    if size > limit:
+        raise InvalidArguments(str(ValueTooLarge("arguments", size, limit)))
     value = raw
     if isinstance(raw, str):
         if not raw.strip():

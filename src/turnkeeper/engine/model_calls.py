@@ -31,7 +31,7 @@ from turnkeeper.engine.wire import (
     RetryPolicyRequest,
     to_builtins,
 )
-from turnkeeper.errors import InvalidInput, TurnCheckpointError
+from turnkeeper.errors import InvalidInput, TurnCheckpointError, ValueTooLarge
 from turnkeeper.log import values
 from turnkeeper.observe.logs import logger
 from turnkeeper.turn import commands as c
@@ -110,6 +110,9 @@ class ModelCalls:
         known = self._journal.state.model
         if known is not None and known.unknown:
             return await self._settle(known, round_index, messages)
+        size, most = len(msgspec.json.encode(messages)), self._journal.turn.keeping.limits.transcript
+        if size > most:
+            raise ModelCallFailed("transcript_too_large", str(ValueTooLarge("transcript", size, most)))
         context = await self._context(round_index, messages) if self._agent.host.makes_context else None
         shown = messages if context is None else context.messages
         pause, most = _PAUSE, self._most_attempts

@@ -53,7 +53,7 @@ class PreparedCall:
             return None, OutcomeUnknown("it may have happened" if output.output is None else str(output.output))
         return replace(output, request_id=self.request_id, name=self.call.tool_name), None
 
-    def prepare(self, tools: Mapping[str, Tool], raw_arguments: Any, *, cut: bool) -> None:
+    def prepare(self, tools: Mapping[str, Tool], raw_arguments: Any, *, cut: bool, limit: int) -> None:
         """Find its tool and bind its arguments; where that cannot be, it is refused, and the model told why."""
         self.tool = tools.get(self.call.tool_name)
         if cut:
@@ -67,6 +67,6 @@ class PreparedCall:
             self.refusal = self.failed("unknown_tool", f"There is no tool {self.call.tool_name!r}. Tools: {known}.")
         else:
             try:
-                self.arguments = self.tool.bind(parse_arguments(raw_arguments))
+                self.arguments = self.tool.bind(parse_arguments(raw_arguments, limit))
             except InvalidArguments as e:
                 self.refusal = self.failed("invalid_arguments", f"Invalid arguments, the tool was not run: {e}")

@@ -109,7 +109,8 @@ class ToolRound:
         self._desk = None if agent.permission is None else PermissionDesk(journal, agent.permission, round_index)
         cut = (response.metadata or {}).get("finishReason") == "length"
         for call, request in zip(self._calls, response.tool_requests, strict=True):
-            call.prepare(agent.by_name, request.arguments, cut=cut)
+            limit = journal.turn.keeping.limits.arguments
+            call.prepare(agent.by_name, request.arguments, cut=cut, limit=limit)
 
     async def run(self) -> list[ModelToolResult]:
         """Run what is not done yet. The last completion may still be deferred when this returns.
@@ -270,7 +271,7 @@ class ToolRound:
         """The result as it is kept, and its frame. It is what the model is shown, in this run as behind any restart."""
         where = f"result of {call.call.tool_name} (round {self._round} slot {call.slot_index})"
         try:
-            return kept_result(result, where)
+            return kept_result(result, where, self._journal.turn.keeping)
         except InvalidInput as e:
             # The effect has happened: its slot gets a stand-in, and the model is told why (field cases 11, 25).
             kind = "result_too_large" if isinstance(e, ValueTooLarge) else "result_not_storable"

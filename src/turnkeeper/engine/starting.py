@@ -13,6 +13,7 @@ from turnkeeper.engine.transcript import check_pairs
 from turnkeeper.engine.wire import Message, Role, TextPart, chat_form, message_from, to_builtins
 from turnkeeper.errors import InvalidInput
 from turnkeeper.log import values
+from turnkeeper.log.keeping import Keeping
 from turnkeeper.turn import commands as c
 from turnkeeper.turn.handle import TurnHandle
 from turnkeeper.turn.identity import input_fingerprint, kept_labels
@@ -25,6 +26,17 @@ def bounded_by(agent: Agent, identity: RunIdentity) -> RunIdentity:
         max_iterations=MAX_ITERATIONS if agent.max_rounds is None else agent.max_rounds,
         max_model_attempts=MAX_MODEL_ATTEMPTS if agent.max_model_attempts is None else agent.max_model_attempts,
     )
+
+
+def _redacted(keeping: Keeping, message: Message, field: str) -> Message:
+    """A message with its texts redacted. Parts of other kinds, and metadata, are the host's and stay."""
+    parts = [
+        replace(part, value=keeping.redacted("input", part.value, f"{field}.parts[{index}]"))
+        if isinstance(part, TextPart)
+        else part
+        for index, part in enumerate(message.parts)
+    ]
+    return replace(message, parts=parts)
 
 
 def start_of(
@@ -40,9 +52,13 @@ def start_of(
     """What starts a turn. See `run_turn`.
 
     Raises:
-        InvalidInput: a message has no known form, or a call without its result.
+        InvalidInput: a message has no known form, or a call without its result; or it could not be redacted.
+        ValueTooLarge: the messages are over the limit of transcripts.
     """
+    keeping = turn.keeping
     canonical = [message_from(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    if keeping.redact is not None:
+        canonical = [_redacted(keeping, message, f"messages[{index}]") for index, message in enumerate(canonical)]
     if not canonical:
         raise InvalidInput("messages", "must not be empty")
     if agent.instructions is not None:
@@ -52,7 +68,7 @@ def start_of(
     return c.Start(
         turn.trace_id,
         turn.scope,
-        values.freeze([to_builtins(message) for message in canonical], "messages"),
+        values.freeze([to_builtins(message) for message in canonical], "messages", limit=keeping.limits.transcript),
         values.freeze([tool.name for tool in agent.tools], "tool_names"),
         values.freeze(runtime, "runtime"),
         # Of the chat form, so that a turn that was started by hand with the same message is the same turn.

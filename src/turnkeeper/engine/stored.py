@@ -19,6 +19,7 @@ from turnkeeper.engine.wire import (
 )
 from turnkeeper.errors import InvalidInput, SchemaConflict
 from turnkeeper.log import values
+from turnkeeper.log.keeping import KEEPING, Keeping
 from turnkeeper.turn.identity import raw_calls
 from turnkeeper.turn.state import Round, Transcript, TurnState, thaw_messages, thaw_tail
 
@@ -187,10 +188,16 @@ def stored_form(result: ModelToolResult, field: str) -> dict[str, Any]:
     return kept
 
 
-def kept_result(result: ModelToolResult, field: str) -> tuple[ModelToolResult, bytes]:
-    """A result as it comes back from its slot, and the slot's frame. Raises what `stored_form` raises, and `ValueTooLarge`."""
+def kept_result(result: ModelToolResult, field: str, keeping: Keeping = KEEPING) -> tuple[ModelToolResult, bytes]:
+    """A result as it comes back from its slot, redacted, and the slot's frame.
+
+    Raises:
+        InvalidInput: as `stored_form`; or it could not be redacted.
+        ValueTooLarge: it is over the limit of results.
+    """
     record = stored_form(result, field)
-    return _result_from(record, result.name), values.seal(record, field)
+    record["output"] = keeping.redacted("result", record["output"], f"{field}.output")
+    return _result_from(record, result.name), values.seal(record, field, limit=keeping.limits.result)
 
 
 def final_text(response: ModelInvocationResponse) -> str | None:

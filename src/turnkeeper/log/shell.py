@@ -13,9 +13,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from turnkeeper.errors import SchemaConflict, StoreContention, StoreUnavailable, TurnkeeperError
+from turnkeeper.errors import SchemaConflict, StoreContention, StoreUnavailable, TurnkeeperError, ValueTooLarge
 from turnkeeper.log import frames
 from turnkeeper.log.decision import Decision
+from turnkeeper.log.keeping import MAX_RECORD
 from turnkeeper.log.record import (
     NOWHERE,
     Appended,
@@ -93,7 +94,14 @@ class Rules(Protocol, Generic[S, R]):
 class FencedLog(Generic[S, R]):
     """One log, as one process sees it. Tasks may share it; every append is fenced by the tail that it was decided on."""
 
-    def __init__(self, store: Store, key: str, rules: Rules[S, R], watch: Watch | None = None) -> None:
+    def __init__(
+        self, store: Store, key: str, rules: Rules[S, R], watch: Watch | None = None, most: int = MAX_RECORD
+    ) -> None:
+        """
+        Args:
+            watch: told of what is read and written.
+            most: bytes that one append may write.
+        """
         self.store = store
         self.key = key
         self._rules = rules
@@ -103,6 +111,7 @@ class FencedLog(Generic[S, R]):
         self._unsure = False
         self._clock_offset: int | None = None
         self._watch = watch
+        self._most = most
         self.appends = 0
         """Durable writes made through this object, for counting."""
 
@@ -141,6 +150,7 @@ class FencedLog(Generic[S, R]):
 
         Raises:
             StoreError: with `applied` None, whether the decision's records are in is not known; ask again.
+            ValueTooLarge: they are too large together for one append.
         """
         fresh = False
         if self._unsure:
@@ -240,12 +250,20 @@ class FencedLog(Generic[S, R]):
         at = self.now()
         snapshot = self._rules.snapshot(self._state, at)
         records = decision.records if snapshot is None else (snapshot, *decision.records)
+        try:
+            bodies = self._encode(records, append_id)
+        except ValueTooLarge:
+            if snapshot is None:
+                raise
+            # Then the log stays long; what is to be written is not held up by what was before.
+            snapshot, records = None, decision.records
+            bodies = self._encode(records, append_id)
         foreseen = self._after(records, at)
         began = 0 if self._watch is None else time.perf_counter_ns()
         try:
             outcome = await self.store.append(
                 self.key,
-                self._encode(records, append_id),
+                bodies,
                 expected=expected,
                 head=self._rules.head(foreseen),
                 guard=decision.guard,
@@ -287,6 +305,9 @@ class FencedLog(Generic[S, R]):
         for record in records:
             bodies.append(_PLAIN + _encoder.encode((append_id, record)))
             append_id = b""
+        size = sum(map(len, bodies))
+        if size > self._most:
+            raise ValueTooLarge(f"records of {self.key}", size, self._most)
         return bodies
 
     def _decode(self, record: Record) -> tuple[bytes, R]:

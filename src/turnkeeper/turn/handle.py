@@ -8,6 +8,7 @@ from typing import TypeVar
 from turnkeeper.errors import SchemaConflict, TurnSchemaConflict
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
+from turnkeeper.log.keeping import KEEPING, Keeping
 from turnkeeper.log.shell import FencedLog
 from turnkeeper.log.store import Store
 from turnkeeper.observe.telemetry import Telemetry
@@ -37,6 +38,7 @@ class TurnHandle:
         *,
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
         telemetry: Telemetry | None = None,
+        keeping: Keeping = KEEPING,
     ) -> None:
         """
         Raises:
@@ -47,14 +49,22 @@ class TurnHandle:
         self.trace_hash = trace_hash(trace_id)
         self._ttl_seconds = ttl_seconds
         self.telemetry = telemetry
+        self.keeping = keeping
         self.key = turn_key(self.trace_hash, scope)
         watch = None if telemetry is None else telemetry.watch(store, changes)
         rules = TurnRules(round(ttl_seconds * 1000))
-        self.log: FencedLog[TurnState, AnyRecord] = FencedLog(store, self.key, rules, watch)
+        self.log: FencedLog[TurnState, AnyRecord] = FencedLog(store, self.key, rules, watch, keeping.limits.record)
 
     def sibling(self, scope: str) -> TurnHandle:
         """The log of another scope of the same trace, kept as long."""
-        return TurnHandle(self.log.store, self.trace_id, scope, ttl_seconds=self._ttl_seconds, telemetry=self.telemetry)
+        return TurnHandle(
+            self.log.store,
+            self.trace_id,
+            scope,
+            ttl_seconds=self._ttl_seconds,
+            telemetry=self.telemetry,
+            keeping=self.keeping,
+        )
 
     @property
     def state(self) -> TurnState:
