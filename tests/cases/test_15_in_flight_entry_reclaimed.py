@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from tests.cases.streams import GROUP, STREAM, in_stream, pending, worker
-from tests.servers.redis import RedisServer
+from tests.servers.redis import RedisServer, wait_until
 from tests.transport.support import place_named
 from turnkeeper.transport.protocol import Depth, Transport
 from turnkeeper.transport.redis_streams import Finished
@@ -97,8 +97,7 @@ async def test_kept_fresh_for_the_tools_of_others(redis_server: RedisServer) -> 
     async with worker(redis_server, "w0") as one:
         await one.queue.publish("conversation", b"x")
         (held,) = await one.queue.consume("w0")
-        while _pending_entry(redis_server)[2] < 50:
-            await anyio.sleep(0.01)
+        wait_until(lambda: _pending_entry(redis_server)[2] >= 50, "the entry is idle")
         asked = time.monotonic()
         assert await one.queue.extend(held, 30)
         _, consumer, idle, times = _pending_entry(redis_server)

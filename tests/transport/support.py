@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -83,6 +84,15 @@ async def drain(transport: Transport, consumer: str = "a") -> list[bytes]:
         for delivery in found:
             assert await transport.acknowledge(delivery)
     return bodies
+
+
+async def waiting(transport: Transport) -> asyncio.Task[list[Delivery]]:
+    """A consumer that waits. A few round trips of ours later it has most probably looked, and found nothing."""
+    task = asyncio.ensure_future(transport.consume("waits", wait_seconds=PATIENCE))
+    for _ in range(5):
+        await transport.depth()
+    assert not task.done()
+    return task
 
 
 async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:

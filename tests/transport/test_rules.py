@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from tests.transport.support import PATIENCE, ClockedTransport, Place, drain, take, take_one, until
+from tests.transport.support import ClockedTransport, Place, drain, take, take_one, until, waiting
 from turnkeeper import errors
 from turnkeeper.transport.protocol import HISTORY, LEASE_ENDED, LIMIT_REACHED, MAX_BODY, MAX_NAME, Delivery, Depth
 
@@ -427,19 +427,10 @@ async def test_waits_for_nothing(queue: ClockedTransport) -> None:
     assert 0.3 <= time.monotonic() - began < 10
 
 
-async def _waiting(queue: ClockedTransport) -> asyncio.Task[list[Delivery]]:
-    """A consumer that waits. A few round trips of ours later it has most probably looked, and found nothing."""
-    task = asyncio.ensure_future(queue.consume("waits", wait_seconds=PATIENCE))
-    for _ in range(5):
-        await queue.depth()
-    assert not task.done()
-    return task
-
-
 async def test_woken_by_a_publication(place: Place) -> None:
     """TR-11: who waits gets what is published meanwhile by another process, long before its wait is over."""
     waits, publishes = await place.open(), await place.open()
-    task = await _waiting(waits)
+    task = await waiting(waits)
     await publishes.publish("k", b"x")
     (found,) = await asyncio.wait_for(task, 5)
     assert found.body == b"x"
@@ -474,7 +465,7 @@ async def test_woken_by_what_is_given_back(place: Place, give_back: Settle) -> N
     held = await take_one(works)
     if give_back is GIVING_BACK["revive"]:
         await works.dead_letter(held, reason="no")
-    task = await _waiting(waits)
+    task = await waiting(waits)
     assert await give_back(works, held)
     (found,) = await asyncio.wait_for(task, 5)
     assert found.id == held.id
@@ -483,7 +474,7 @@ async def test_woken_by_what_is_given_back(place: Place, give_back: Settle) -> N
 async def test_cancelled_while_it_waits(place: Place) -> None:
     """TR-11: a consumer that was cancelled while it waited gets nothing any more: what is published then goes to others."""
     waits, works = await place.open(), await place.open()
-    task = await _waiting(waits)
+    task = await waiting(waits)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -514,7 +505,7 @@ async def test_closed(place: Place) -> None:
     closed, other = await place.open(), await place.open()
     await closed.publish("k", b"x")
     held = await take_one(closed, lease=10)
-    task = await _waiting(closed)
+    task = await waiting(closed)
     await closed.close()
     assert await asyncio.wait_for(task, 10) == []
     for call in (closed.publish("k"), closed.consume("a")):

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from turnkeeper.errors import InvalidInput, StoreClosed, StoreError, ValueTooLarge
+from turnkeeper.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable, ValueTooLarge
 from turnkeeper.transport.protocol import (
     MAX_ATTEMPTS,
     MAX_BODY,
@@ -31,6 +31,8 @@ _LONGEST: Final = 10 * 365 * 86_400.0
 """Seconds of a delay or lease at the most, so that every time fits every server's numbers."""
 _MOST: Final = 1000
 """Entries that one call hands out at the most."""
+_PAUSES: Final = (0.05, 1.0)
+"""Seconds until a consumer that waits asks again where an answer was lost: at first, and at the most."""
 _REASON: Final = 1000
 """Characters of a reason that are kept."""
 
@@ -157,9 +159,18 @@ class BaseTransport(ABC):
         if lease_ms < 1:
             raise InvalidInput("lease_seconds", "must be a millisecond or more")
         deadline = time.monotonic() + _ms("wait_seconds", wait_seconds) / 1000
+        pause = _PAUSES[0]
         while True:
             asked = time.monotonic()
-            taken = await self._handed(self._take(consumer, count, lease_ms))
+            try:
+                taken = await self._handed(self._take(consumer, count, lease_ms))
+            except StoreUnavailable as e:
+                # Only the answer was lost: what it may have handed out comes again, and who has time left asks again.
+                if e.applied is not None or time.monotonic() + pause > deadline:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _PAUSES[1])
+                continue
             if taken.deliveries:
                 self._remember(taken.deliveries, asked + lease_ms / 1000)
                 return taken.deliveries

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -59,7 +60,8 @@ CREATE TABLE IF NOT EXISTS queue_entry (
     "INSERT INTO meta VALUES ('queue_places', 0) ON CONFLICT (name) DO NOTHING",
 )
 _PLACE: Final = "UPDATE meta SET value = value + 1 WHERE name = 'queue_places' RETURNING value"
-_HELD: Final = "SELECT id, key, body, attempt, fence, consumer, published, reason, history FROM queue_entry "
+_HELD: Final = "SELECT id, key, body, attempt, fence, consumer, published, reason, history, place FROM queue_entry "
+_ROW_PLACE: Final = 9
 
 _histories: Final = msgspec.json.Decoder(tuple[Failure, ...])
 
@@ -238,17 +240,15 @@ def _take(
 ) -> Taken:
     _promote(queue, limit, connection, now)
     deliveries: list[Delivery] = []
-    left = 0
-    ready = connection.execute(
-        _HELD + "WHERE queue = ? AND state = 'ready' ORDER BY place LIMIT ?", (queue, count)
-    ).fetchall()
-    for row in ready:
-        number, attempt, reason, history = row[0], row[3], row[7], row[8]
+    # What was left by its consumer may kill this one too: one of those is enough for a call, at its place.
+    select = _HELD + "WHERE queue = ? AND state = 'ready' AND reason "
+    ready = connection.execute(select + "= '' ORDER BY place LIMIT ?", (queue, count)).fetchall()
+    ready += connection.execute(select + "<> '' ORDER BY place LIMIT 1", (queue,)).fetchall()
+    for row in sorted(ready, key=itemgetter(_ROW_PLACE))[:count]:
+        number, attempt, history = row[0], row[3], row[8]
         if attempt >= limit:  # which was lowered
             _bury(number, LIMIT_REACHED, history, connection, now)
-            continue
-        left += bool(reason)
-        if not reason or left == 1:
+        else:
             deliveries.append(_hand(row, consumer, lease_ms, connection, now))
     if deliveries:
         return Taken(deliveries, None)
@@ -269,7 +269,7 @@ def _promote(queue: str, limit: int, connection: sqlite3.Connection, now: int) -
     left = connection.execute(
         _HELD + "WHERE queue = ? AND state = 'held' AND due <= ? ORDER BY due, id LIMIT ?", (queue, now, _PROMOTED)
     ).fetchall()
-    for number, _, _, attempt, _, holder, _, _, history in left:
+    for number, _, _, attempt, _, holder, _, _, history, _ in left:
         told = _with(history, Failure(now, attempt, holder, LEASE_ENDED))
         if attempt >= limit:
             _bury(number, LIMIT_REACHED, told, connection, now)
@@ -281,7 +281,7 @@ def _promote(queue: str, limit: int, connection: sqlite3.Connection, now: int) -
 
 
 def _hand(row: Sequence[Any], consumer: str, lease_ms: int, connection: sqlite3.Connection, now: int) -> Delivery:
-    number, key, body, attempt, fence, _, published, _, _ = row
+    number, key, body, attempt, fence, _, published, *_ = row
     connection.execute(
         "UPDATE queue_entry SET state = 'held', due = ?, attempt = ?, fence = ?, consumer = ?, reason = '' WHERE id = ?",
         (now + lease_ms, attempt + 1, fence + 1, consumer, number),

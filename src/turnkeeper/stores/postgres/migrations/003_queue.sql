@@ -93,7 +93,8 @@ DECLARE
     v_now bigint := :schema.queue_now_v1();
     v_found :schema.queue_entry;
     v_handed integer := 0;
-    v_left integer := 0;
+    v_left :schema.queue_entry;
+    v_ids bigint[];
     v_dead boolean;
 BEGIN
     PERFORM set_config('lock_timeout', p_patience_ms::text, true);
@@ -118,14 +119,19 @@ BEGIN
             WHERE e.id = v_found.id;
     END LOOP;
 
-    -- What was left by its consumer may kill this one too: one of those is enough for a call.
-    FOR v_found IN SELECT * FROM :schema.queue_entry e WHERE e.queue = p_queue AND e.state = 'ready'
-        ORDER BY e.place LIMIT p_count FOR UPDATE SKIP LOCKED
+    -- What was left by its consumer may kill this one too: one of those is enough for a call, at its place.
+    SELECT * INTO v_left FROM :schema.queue_entry e WHERE e.queue = p_queue AND e.state = 'ready' AND e.reason <> ''
+        ORDER BY e.place LIMIT 1 FOR UPDATE SKIP LOCKED;
+    SELECT array_agg(r.id ORDER BY r.place) INTO v_ids FROM (
+        SELECT e.id, e.place FROM :schema.queue_entry e WHERE e.queue = p_queue AND e.state = 'ready' AND e.reason = ''
+            ORDER BY e.place LIMIT p_count FOR UPDATE SKIP LOCKED
+    ) r;
+    FOR v_found IN SELECT * FROM :schema.queue_entry e WHERE e.id = ANY (v_ids) OR e.id = v_left.id
+        ORDER BY e.place LIMIT p_count
     LOOP
         IF v_found.attempt >= p_limit THEN
             UPDATE :schema.queue_entry e SET state = 'dead', due = v_now, reason = p_limit_reached WHERE e.id = v_found.id;
-        ELSIF v_found.reason = '' OR v_left = 0 THEN
-            v_left := v_left + (v_found.reason <> '')::integer;
+        ELSE
             RETURN QUERY UPDATE :schema.queue_entry e SET
                     state = 'held', due = v_now + p_lease, attempt = e.attempt + 1, fence = e.fence + 1,
                     consumer = p_consumer, reason = ''
