@@ -125,7 +125,8 @@ async def test_the_deliveries_of_the_data_file(world: World) -> None:
         async with anyio.create_task_group() as platform:
             platform.start_soon(world.deliver, one, first)
             platform.start_soon(world.deliver, other, second)
-        await world.going.wait()
+        with anyio.fail_after(10):
+            await world.going.wait()
         # While its turn runs, and on another replica too: each is answered, though nothing has been said yet.
         took: list[float] = []
         for url in (one, other, one, other):

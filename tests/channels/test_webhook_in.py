@@ -131,7 +131,8 @@ async def test_the_answer_does_not_wait_for_the_handling(store: Store) -> None:
     platform = Platform()
     async with served_bot(Conversations(store, [flow], platform)) as (client, url):
         assert (await say(client, url, "m1")).status_code == 202
-        await going.wait()
+        with anyio.fail_after(10):
+            await going.wait()
         # On the same connection, and on one of its own.
         assert (await say(client, url, "m1")).status_code == 200
         async with httpx2.AsyncClient() as other:
@@ -211,7 +212,8 @@ async def test_no_acknowledgement_before_the_journal_has_it(store: Store) -> Non
             answers.append((await say(here.client, here.url, "m1")).status_code)
 
         tasks.start_soon(deliver)
-        await gate.waiting.wait()
+        with anyio.fail_after(10):
+            await gate.waiting.wait()
         with anyio.move_on_after(0.1):  # as long as it likes: the write has not been made
             await until(lambda: so(lambda: bool(answers)))
         assert answers == []
@@ -305,6 +307,16 @@ async def test_headers_that_are_there_twice(store: Store) -> None:
         assert await here.is_empty()
 
 
+async def test_a_body_that_does_not_say_how_large_it_is(store: Store) -> None:
+    async def parts() -> AsyncGenerator[bytes]:
+        for _ in range(2):
+            yield b"x" * 60_000
+
+    async with desk(store, max_body=100_000) as here:
+        assert (await here.post(parts(), signed("m1", BODY))).status_code == 413
+        assert await here.is_empty()
+
+
 async def test_a_body_without_end_is_not_read(store: Store) -> None:
     sent = 0
 
@@ -319,6 +331,7 @@ async def test_a_body_without_end_is_not_read(store: Store) -> None:
             # It may be cut off in the middle of its saying.
             with contextlib.suppress(httpx2.WriteError, httpx2.RemoteProtocolError, httpx2.ReadError):
                 assert (await here.post(endless(), signed("m1", BODY))).status_code == 413
+        assert sent < 500  # what buffers on the way hold
         assert await here.is_empty()
 
 

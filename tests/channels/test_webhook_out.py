@@ -143,6 +143,7 @@ async def test_other_conversations_and_contents_that_cannot_be_said(peer: Peer) 
         assert isinstance(await channel.send("telegram:1:2", KEY, Content(text="x")), NotSent)
         for data in ({"x": object()}, {"x": "\ud800"}):
             assert isinstance(await channel.send(C, KEY, Content(text="x", data=data)), Refused)
+        assert isinstance(await channel.send(C, "a.b", Content(text="x")), Refused)
     assert peer.attempts == []
 
 

@@ -105,6 +105,8 @@ class TelegramChannel:
     async def _call(self, method: str, parameters: dict[str, Any]) -> SendOutcome:
         try:
             result: Any = await self._api.call(method, **parameters)
+        except InvalidInput as e:
+            return Refused(str(e))
         except TelegramUnreachable as e:
             return NotSent(e.reason)
         except TelegramLost as e:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from turnkeeper.channels.posting import LIMITS, TIMEOUT, judged, read_bounded
-from turnkeeper.conversation.channel import NotSent
+from turnkeeper.conversation.channel import NotSent, Unknown
 from turnkeeper.errors import InvalidInput, TurnkeeperError
 from turnkeeper.models.failures import MissingSdk
 
@@ -153,10 +153,14 @@ class BotApi:
             parameters: of the method; those that are None are left away.
 
         Raises:
+            InvalidInput: a parameter is not JSON.
             TelegramRefused, TelegramUnreachable: it had no effect.
             TelegramLost: it may have had its effect.
         """
-        body = msgspec.json.encode({name: value for name, value in parameters.items() if value is not None})
+        try:
+            body = msgspec.json.encode({name: value for name, value in parameters.items() if value is not None})
+        except (TypeError, ValueError, OverflowError, RecursionError) as e:
+            raise InvalidInput(method, f"a parameter is not JSON: {e}") from None
         timeout = httpx2.Timeout(self._timeout)
         if wait and timeout.read is not None:
             timeout.read += wait
@@ -169,9 +173,10 @@ class BotApi:
         except (httpx2.HTTPError, httpx2.InvalidURL) as e:
             outcome = judged(e)
         # The library's own error is not kept with it: what it holds ends up in reports.
-        if isinstance(outcome, NotSent):
-            raise TelegramUnreachable(method, self._clean(outcome.proof))
-        raise TelegramLost(method, self._clean(outcome.reason))
+        if isinstance(outcome, Unknown):
+            raise TelegramLost(method, self._clean(outcome.reason))
+        why = outcome.proof if isinstance(outcome, NotSent) else outcome.reason
+        raise TelegramUnreachable(method, self._clean(why))
 
     def _said(self, method: str, status: int, body: bytes) -> Any:
         try:

@@ -256,11 +256,15 @@ class WebhookChannel:
             url = self._url if isinstance(self._url, str) else self._url(theirs)
         except Exception as e:  # nothing has left; by itself it would count as a doubt
             return NotSent(f"the peer's address cannot be told: {type(e).__name__}: {e}")
+        try:
+            signed = self._signatures.sign(key, body).headers
+        except InvalidInput as e:
+            return Refused(f"the key cannot be a webhook's id: {e}")
         headers = {
             "content-type": "application/json",
             "accept-encoding": "identity",
             "idempotency-key": key,
-            **self._signatures.sign(key, body).headers,
+            **signed,
         }
         try:
             async with self._client().stream(
