@@ -51,6 +51,7 @@ class RunSpan:
         self._scene = scene
         self._telemetry = telemetry
         self._used = (0, 0)
+        self._wrote = False
 
     def _follows(self, context: TraceContext | None) -> None:
         if self._scene.link(context):
@@ -68,11 +69,14 @@ class RunSpan:
     def signed(self, state: TurnState, decision: Decision[r.AnyRecord, A]) -> Decision[r.AnyRecord, A]:
         """The decision with this run's context in its first record that can have it, where the log does not have it yet."""
         mine = self._scene.context
+        self._wrote |= mine is not None and state.trace == mine
+        if not self._wrote:
+            self._follows(state.trace)  # a run that begins with a write finds the one before by that
         if mine is None or state.trace == mine:
             return decision
         for index, record in enumerate(decision.records):
             if isinstance(record, _SIGNED):
-                self._follows(state.trace)  # may be known only now, where a run begins with a write
+                self._follows(state.trace)
                 head, tail = decision.records[:index], decision.records[index + 1 :]
                 return decision._replace(records=(*head, replace(record, trace=mine), *tail))
         return decision
