@@ -212,3 +212,21 @@ def test_as_a_document() -> None:
     for bad, where in [("{", "checkpoint"), ('{"flow": 1, "step": "x"}', r"\$\.flow"), ('{"flow": "f"}', "step")]:
         with pytest.raises(InvalidInput, match=where):
             load_checkpoint(bad)
+
+
+async def test_a_hosts_write_is_not_written_over(checkpoints: FlowCheckpoints, store: Store) -> None:
+    """R2, R3: whoever finds another revision than its own stops, also where it has seen the other one."""
+    flow = Flow("order")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        await checkpoints.set(c.conversation_id, WHOLE)
+        await c.send("Seen.")
+        await c.ask("Name?")
+
+    async with replica(store, flow, Platform()) as person:
+        with pytest.raises(FlowUnknown):
+            await person.says("hi")
+            await cast("Any", store).advance_clock(60_000)
+            await person.bot.process("c")
+    assert await checkpoints.get("c") == WHOLE

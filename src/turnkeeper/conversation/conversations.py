@@ -359,7 +359,8 @@ class Conversations:
                 await run.settle(outcome, end=end)
             except OwnershipLost:
                 run.ended = "lost"
-            if live is not None and mode == "unasked":
+        if aside is not None:
+            if live is not None and mode == "unasked" and run.ended == "ended":
                 self._keep(handle, live)
             else:
                 self._drop(live)

@@ -340,7 +340,16 @@ _RULES: Final[dict[type, Callable[[ConversationState, Any, int], ConversationSta
     r.Snapshot: _snapshot,
 }
 assert set(_RULES) == set(get_args(r.AnyRecord)), "every kind of record has its rule"
-_NOT_BY_THE_OWNER: Final = (r.Received, r.Opened, r.Readmitted, r.Dropped, r.SendResolved, r.Snapshot, r.Released)
+_NOT_BY_THE_OWNER: Final = (
+    r.Received,
+    r.Opened,
+    r.Readmitted,
+    r.Dropped,
+    r.SendResolved,
+    r.Snapshot,
+    r.Released,
+    r.RowDeleted,
+)
 _OVERHEAD: Final = 48
 """Bytes of a record beside its frames, about."""
 
@@ -354,7 +363,8 @@ def evolve(state: ConversationState, record: r.AnyRecord, at: int) -> Conversati
     if isinstance(record, r.RowSet):
         weight += len(record.row.state) + sum(len(one.message) for one in record.row.answers)
     # Whatever its owner writes shows that it lives (R1).
-    alive = after.owner and kind not in _NOT_BY_THE_OWNER
+    by_host = isinstance(record, r.RowSet) and record.row.document is not None
+    alive = after.owner and kind not in _NOT_BY_THE_OWNER and not by_host
     return replace(
         after,
         records=after.records + 1,

@@ -23,12 +23,16 @@ class Pen:
     Attributes:
         handle: the conversation.
         owner, fence: in whose name.
+        revision: of the row that this owner has read or written last; what is written goes over that one alone (R2).
     """
 
-    def __init__(self, handle: ConversationHandle, owner: str, fence: int, tasks: TaskGroup) -> None:
+    def __init__(
+        self, handle: ConversationHandle, owner: str, fence: int, tasks: TaskGroup, *, revision: int = 0
+    ) -> None:
         self.handle = handle
         self.owner = owner
         self.fence = fence
+        self.revision = revision
         self._tasks = tasks
         self._deferred: list[c.Command] = []
         self._writing: list[c.Command] = []
@@ -63,9 +67,7 @@ class Pen:
                 self._writing, self._deferred, self._row = deferred, [], None
                 ahead = list(deferred)
                 if row is not None:
-                    known = self.handle.state.row
-                    revision = 0 if known is None else known.revision
-                    ahead.append(c.SetRow(self.owner, self.fence, replace(row, revision=revision)))
+                    ahead.append(c.SetRow(self.owner, self.fence, replace(row, revision=self.revision)))
                 try:
                     answers += await self.handle.ask(*ahead, *commands)
                 except BaseException:
@@ -74,6 +76,8 @@ class Pen:
                     raise
                 finally:
                     self._writing = []
+                if row is not None:
+                    self.revision = answers[len(ahead) - 1]
                 del answers[: len(ahead)]
         return answers
 

@@ -78,7 +78,8 @@ class StepRun:
         self._desk = desk
         self._flow = flow
         self._aside = aside
-        self._pen = Pen(desk.handle, desk.owner, work.fence, desk.tasks)
+        revision = 0 if work.row is None else work.row.revision
+        self._pen = Pen(desk.handle, desk.owner, work.fence, desk.tasks, revision=revision)
         self._outlet = Outlet(self._pen, desk.channel)
         self._record: Inbound = work.message
         self._row = row
@@ -157,6 +158,7 @@ class StepRun:
         assert work.message is not None
         self._record, self._row = work.message, work.row
         self._pen.fence = work.fence
+        self._pen.revision = self.revision
         self.quiet, self.ended = anyio.Event(), "cancelled"
         self._fed.set()
 
