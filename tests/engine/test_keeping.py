@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.tally import TallyRules, adding, tally_log
+from tests.conformance.tally import Added, Tally, TallyRules, adding, tally_log
 from turnkeeper import Agent, Keeper, Message, ScriptedModel, tool
 from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, ValueTooLarge
 from turnkeeper.log.decision import Decision
@@ -156,6 +156,26 @@ async def test_an_append_at_the_limit_of_records_and_above(over: int) -> None:
     assert ((await store.read("tally")).position == NOWHERE) == bool(over)
     # The log stays usable.
     assert (await log.ask(lambda _state, _now: Decision("nothing", ()))) == "nothing"
+    await store.close()
+
+
+class Snapshots(TallyRules):
+    """Wants a snapshot before every append."""
+
+    def snapshot(self, state: Tally, now: int) -> Any:
+        """All that was added, and who did."""
+        return Added(state.total, "somebody with a long name") if state.by else None
+
+
+async def test_a_snapshot_that_is_too_large_is_left_out() -> None:
+    """What is to be written is not held up by what was before."""
+    store = await SqliteStore.open(":memory:")
+    log = FencedLog(store, "tally", Snapshots(), most=50)
+    for by in ("a", "b"):
+        await log.ask(adding(1, by))
+    assert [record.seq for record in (await store.read("tally")).records] == [1, 2]
+    await FencedLog(store, "tally", Snapshots(), most=600).ask(adding(1, "c"))
+    assert [record.seq for record in (await store.read("tally")).records] == [3, 4]
     await store.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conformance.support import HEAD, append, bodies
-from turnkeeper import Agent, Keeper, Keyring, ScriptedModel
+from tests.conversation.platform import Platform
+from turnkeeper import Agent, Flow, FlowContext, Keeper, Keyring, ScriptedModel
+from turnkeeper.conversation.message import Message
 from turnkeeper.errors import (
     EncryptionError,
     InvalidInput,
@@ -39,6 +42,7 @@ from turnkeeper.log.store import (
     as_kept,
 )
 from turnkeeper.moving import copy_logs, erase_logs, keys_in_use
+from turnkeeper.service import Service
 from turnkeeper.stores.opening import open_store
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.transport.opening import transport_in
@@ -245,6 +249,28 @@ async def test_a_key_that_cannot_be_had_appends_nothing() -> None:
     await append(encrypted, "k", b"1")
     assert bodies(await encrypted.read("k")) == [b"1"]
     await encrypted.close()
+
+
+@pytest.mark.anyio
+async def test_a_service_takes_the_environments_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its queue is in the same store, with nothing of a message in it."""
+    flow = Flow("echo")
+
+    @flow.step
+    async def say(c: FlowContext) -> None:
+        await c.send("heard")
+
+    monkeypatch.setenv("TURNKEEPER_KEYS", f"old:{base64.b64encode(OLD).decode()}")
+    platform = Platform()
+    service = Service(flow, {"test": platform}, store=f"sqlite:///{tmp_path}/a.db")
+    async with service.open() as running:
+        await running.bot.handle("test:1", Message(event_id="1", text="QQsecretQQ"))
+        assert isinstance(running.store, EncryptedStore)
+    assert platform.texts("test:1") == ["heard"]
+    assert b"QQsecretQQ" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())  # noqa: ASYNC240
+    monkeypatch.setenv("TURNKEEPER_KEYS", "old")
+    with pytest.raises(InvalidInput, match=r"^TURNKEEPER_KEYS: entry 1"):
+        Service(flow, {"test": platform})
 
 
 # --- moving --------------------------------------------------------------------------------------------------------
