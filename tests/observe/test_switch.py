@@ -56,7 +56,7 @@ async def test_a_conversation_is_a_tree(store: Store, watched: Watched) -> None:
 async def test_a_message_that_may_be_out(keeper: Keeper, watched: Watched) -> None:
     class Doubtful:
         dedup_window = 0.0
-        max_length = None
+        max_length: int | None = None
 
         async def send(self, conversation_id: str, key: str, content: object) -> Unknown:
             return Unknown("504")
