@@ -343,7 +343,8 @@ async def test_a_body_that_does_not_come(store: Store, monkeypatch: pytest.Monke
         headers = {**signed("m1", BODY), "content-length": str(len(BODY)), "host": "x"}
         lines = [f"{name}: {value}" for name, value in headers.items()]
         writer.write("\r\n".join(["POST /webhook HTTP/1.1", *lines, "", ""]).encode() + BODY[:-1])
-        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        with anyio.fail_after(10):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         writer.close()
         assert await here.is_empty()
         assert (await say(here.client, here.url, "m1")).status_code == 202
