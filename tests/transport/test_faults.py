@@ -9,6 +9,7 @@ from typing import Final
 import anyio
 import pytest
 
+from tests.servers.pgbouncer import pgbouncer
 from tests.servers.postgres import Server
 from tests.servers.proxy import Proxy, When
 from tests.servers.redis import RedisServer, server
@@ -127,6 +128,21 @@ async def _persist(queue: Transport, body: bytes) -> None:
         await queue.publish("k", body)
     except errors.StoreUnavailable:
         await queue.publish("k", body)
+
+
+async def test_behind_a_pooler(postgres: Server, postgres_database: str) -> None:
+    """TR-11: where a transaction pooler forbids notifications, who waits looks now and then, and gets what comes."""
+    with pgbouncer(postgres, pool_size=3) as port:
+        url = postgres.url(postgres_database).replace(str(postgres.port), str(port))
+        queue, other = await open_transport(url), await open_transport(url)
+        task = await waiting(queue)
+        await other.publish("k", b"x")
+        with anyio.fail_after(5):
+            (held,) = await task
+        assert held.body == b"x"
+        assert await other.acknowledge(held)
+        await queue.close()
+        await other.close()
 
 
 async def test_the_server_restarts() -> None:

@@ -427,12 +427,20 @@ async def test_waits_for_nothing(queue: ClockedTransport) -> None:
     assert 0.3 <= time.monotonic() - began < 10
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who can be told of a change does not look by itself meanwhile."""
+    monkeypatch.setattr("turnkeeper.transport.redis_wakes._LONGEST", 60.0)
+    monkeypatch.setattr("turnkeeper.stores.postgres.listener._POLL", 60.0)
+
+
+@pytest.mark.usefixtures("told")
 async def test_woken_by_a_publication(place: Place) -> None:
     """TR-11: who waits gets what is published meanwhile by another process, long before its wait is over."""
     waits, publishes = await place.open(), await place.open()
     task = await waiting(waits)
     await publishes.publish("k", b"x")
-    (found,) = await asyncio.wait_for(task, 5)
+    (found,) = await asyncio.wait_for(task, 10)
     assert found.body == b"x"
 
 
@@ -457,6 +465,7 @@ GIVING_BACK: dict[str, Settle] = {
 }
 
 
+@pytest.mark.usefixtures("told")
 @pytest.mark.parametrize("give_back", GIVING_BACK.values(), ids=GIVING_BACK)
 async def test_woken_by_what_is_given_back(place: Place, give_back: Settle) -> None:
     """TR-11: who waits gets what another gives back or revives meanwhile."""
@@ -467,7 +476,7 @@ async def test_woken_by_what_is_given_back(place: Place, give_back: Settle) -> N
         await works.dead_letter(held, reason="no")
     task = await waiting(waits)
     assert await give_back(works, held)
-    (found,) = await asyncio.wait_for(task, 5)
+    (found,) = await asyncio.wait_for(task, 10)
     assert found.id == held.id
 
 

@@ -26,7 +26,6 @@ WALKS: Final = settings(
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize=False,
 )
 
 

@@ -70,9 +70,6 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', DELAYED, '-inf', digits(now), 'L
 end
 
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', digits(now), 'LIMIT', 0, 100)) do
-  if #handed == count then
-    break
-  end
   local raw = redis.call('HGET', HELD, id)
   local held = raw and cjson.decode(raw)
   local entry = held and in_stream(held.s)
@@ -81,8 +78,10 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', LEASES, '-inf', digits(now), 'LI
   elseif not entry then
     miss(id, held.s)
   elseif held.r then
-    entry.h, entry.l = held.h, held.l
-    hand(entry, held.s, held.a, held.f)
+    if #handed < count then
+      entry.h, entry.l = held.h, held.l
+      hand(entry, held.s, held.a, held.f)
+    end
   else
     entry.h = held.h
     left(entry, held.s, held.a, held.f, held.c)
