@@ -147,6 +147,19 @@ async def test_contention_is_said_in_the_end(store: ClockedStore, monkeypatch: p
 # --- lost answers (LOG-6) --------------------------------------------------------------------------------------
 
 
+async def test_a_store_that_answers_no_append_is_not_asked_for_ever(store: ClockedStore) -> None:
+    """LOG-6: it can be read and loses every append: the caller is told after a few, and may ask again later."""
+    faulty = FaultyStore(store)
+    log = tally_log(faulty)
+    faulty.plan(*[fault for _ in range(50) for fault in (unavailable("before"), None)])
+    with pytest.raises(StoreUnavailable):
+        await log.ask(adding(1, "mine"))
+    assert faulty.calls.count("append") == 5
+    faulty.plan()
+    assert await log.ask(adding(1, "mine")) == "added"
+    assert len(await whole(store, "tally")) == 1
+
+
 @pytest.mark.parametrize("when", WHENS)
 @pytest.mark.parametrize("first", [True, False])
 async def test_an_unavailable_store_is_asked_what_became_of_it(store: ClockedStore, when: When, first: bool) -> None:

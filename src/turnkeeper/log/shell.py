@@ -39,6 +39,9 @@ _PLAIN: Final = bytes([frames.PLAIN])
 _TRIES: Final = 1000
 """Rounds of catching up before a caller is told of contention; each one means that another writer got on."""
 
+_LOST_ANSWERS: Final = 5
+"""Appends of one question whose answers were lost, before its caller is told so."""
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -276,6 +279,8 @@ class FencedLog(Generic[S, R]):
             if not (unknown and isinstance(e, StoreUnavailable)):
                 raise
             lost[append_id] = decision
+            if len(lost) >= _LOST_ANSWERS:
+                raise  # the store is away, and was asked often enough; the next question begins with a read
             tail = await self.store.read(self.key, after=expected)
             self._unsure = False
             return self._found(tail, lost)
