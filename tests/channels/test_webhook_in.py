@@ -250,43 +250,47 @@ def changed(body: bytes, **headers: str | None) -> dict[str, str]:
 
 
 BODY = said()
-HOSTILE: dict[str, tuple[int, bytes, dict[str, str]]] = {
-    "not signed": (401, BODY, {"content-type": "application/json"}),
-    "no id": (401, BODY, changed(BODY, webhook_id=None)),
-    "another id": (401, BODY, changed(BODY, webhook_id="m2")),
-    "no time": (401, BODY, changed(BODY, webhook_timestamp=None)),
-    "a time that is none": (401, BODY, changed(BODY, webhook_timestamp="now")),
-    "an old message": (401, BODY, signed("m1", BODY, at=1_700_000_000)),
-    "no signature": (401, BODY, changed(BODY, webhook_signature=None)),
-    "a wrong signature": (401, BODY, changed(BODY, webhook_signature="v1,AAAA")),
-    "another body": (401, BODY + b" ", signed("m1", BODY)),
-    "another secret": (401, BODY, signed("m1", BODY, secret="whsec_" + "A" * 40)),
-    "no type": (415, BODY, changed(BODY, content_type=None)),
-    "a form": (415, BODY, changed(BODY, content_type="application/x-www-form-urlencoded")),
-    "compressed": (415, BODY, {**signed("m1", BODY), "content-encoding": "gzip"}),
-    "no JSON": (400, b"{", signed("m1", b"{")),
-    "not an object": (400, b"[]", signed("m1", b"[]")),
-    "nested": (400, b"[" * 100_000, signed("m1", b"[" * 100_000)),
-    "nested data": (
-        400,
-        (nested := b'{"type":"message","data":{"conversation":"c","data":{"x":' + b"[" * 900 + b"]" * 900 + b"}}}"),
-        signed("m1", nested),
-    ),
-    "no conversation": (400, b'{"type":"message","data":{}}', signed("m1", b'{"type":"message","data":{}}')),
-    "an empty one's control character": (400, (odd := said("c\n")), signed("m1", odd)),
-    "a long name": (400, (long := said("c" * 600)), signed("m1", long)),
-    "half a character": (400, (half := said(text="\ud800")), signed("m1", half)),
-    "of another type": (400, (other := b'{"type":"x","data":{"conversation":"c"}}'), signed("m1", other)),
-    "a timer": (400, (timer := said(kind="timer")), signed("m1", timer)),
-    "a number as text": (400, (number := said(text=1)), signed("m1", number)),  # pyright: ignore[reportArgumentType]
-    "over a message's size": (413, (large := said(text="x" * MAX_MESSAGE)), signed("m1", large)),
-    "over the body's size": (413, (larger := said(text="x" * 600_000)), signed("m1", larger)),
-}
+
+
+def hostile() -> dict[str, tuple[int, bytes, dict[str, str]]]:
+    """By name: the status, the body and the headers. Signed when they are asked for: a signature is good for five minutes."""
+    return {
+        "not signed": (401, BODY, {"content-type": "application/json"}),
+        "no id": (401, BODY, changed(BODY, webhook_id=None)),
+        "another id": (401, BODY, changed(BODY, webhook_id="m2")),
+        "no time": (401, BODY, changed(BODY, webhook_timestamp=None)),
+        "a time that is none": (401, BODY, changed(BODY, webhook_timestamp="now")),
+        "an old message": (401, BODY, signed("m1", BODY, at=1_700_000_000)),
+        "no signature": (401, BODY, changed(BODY, webhook_signature=None)),
+        "a wrong signature": (401, BODY, changed(BODY, webhook_signature="v1,AAAA")),
+        "another body": (401, BODY + b" ", signed("m1", BODY)),
+        "another secret": (401, BODY, signed("m1", BODY, secret="whsec_" + "A" * 40)),
+        "no type": (415, BODY, changed(BODY, content_type=None)),
+        "a form": (415, BODY, changed(BODY, content_type="application/x-www-form-urlencoded")),
+        "compressed": (415, BODY, {**signed("m1", BODY), "content-encoding": "gzip"}),
+        "no JSON": (400, b"{", signed("m1", b"{")),
+        "not an object": (400, b"[]", signed("m1", b"[]")),
+        "nested": (400, b"[" * 100_000, signed("m1", b"[" * 100_000)),
+        "nested data": (
+            400,
+            (nested := b'{"type":"message","data":{"conversation":"c","data":{"x":' + b"[" * 900 + b"]" * 900 + b"}}}"),
+            signed("m1", nested),
+        ),
+        "no conversation": (400, b'{"type":"message","data":{}}', signed("m1", b'{"type":"message","data":{}}')),
+        "an empty one's control character": (400, (odd := said("c\n")), signed("m1", odd)),
+        "a long name": (400, (long := said("c" * 600)), signed("m1", long)),
+        "half a character": (400, (half := said(text="\ud800")), signed("m1", half)),
+        "of another type": (400, (other := b'{"type":"x","data":{"conversation":"c"}}'), signed("m1", other)),
+        "a timer": (400, (timer := said(kind="timer")), signed("m1", timer)),
+        "a number as text": (400, (number := said(text=1)), signed("m1", number)),  # pyright: ignore[reportArgumentType]
+        "over a message's size": (413, (large := said(text="x" * MAX_MESSAGE)), signed("m1", large)),
+        "over the body's size": (413, (larger := said(text="x" * 600_000)), signed("m1", larger)),
+    }
 
 
 async def test_hostile_requests_are_refused_without_an_entry(store: Store) -> None:
     async with desk(store) as here:
-        for name, (status, body, headers) in HOSTILE.items():
+        for name, (status, body, headers) in hostile().items():
             answer = await here.post(body, headers)
             assert (answer.status_code, answer.content) == (status, b""), name
             assert await here.is_empty(), name

@@ -447,9 +447,17 @@ class TurnRun:
     async def _stop(self, status: Status, error_kind: str, message: str) -> TurnResult:
         """The result of a run that ends short of the turn's end; the log tells why, for whoever looks."""
         message = values.text(message, "message")
-        await self._journal.ask(c.StopRun(self._journal.owner, status, error_kind, message))
+        stop = c.StopRun(self._journal.owner, status, error_kind, message)
+        await self._journal.ask(*self._unmade_call(message), stop)
         open_slots = tuple((a.round_index, a.slot_index) for a in self._journal.state.ambiguous if not a.closed)
         return self._result(status, error_kind=error_kind, message=message, open_slots=open_slots)
+
+    def _unmade_call(self, why: str) -> list[c.Command]:
+        """Takes back a model call that was announced ahead and is not made: nobody need wait for the end of its lease."""
+        call = self._journal.state.model
+        if call is None or call.failed or call.unknown or call.owner != self._journal.owner:
+            return []
+        return [c.FailModel(call.invocation_id, self._journal.owner, f"not made: {why}")]
 
     def _result(self, status: Status, **changes: Any) -> TurnResult:
         state = self._journal.state
