@@ -54,6 +54,20 @@ def also_encrypted(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("store", [*STORES, *(name + ENCRYPTED for name in names)], indirect=True)
 
 
+BOTH_PROTOCOLS = {"conformance", "model", "crash", "stores", "transport"}
+"""Folders whose tests run with both protocols of Redis every time. Elsewhere what is tested lies above the client."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the second protocol of Redis to `make soak` where it makes no difference."""
+    for item in items:
+        given: Any = getattr(item, "callspec", None)
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if given is not None and "redis resp3" in given.params.values() and folder not in BOTH_PROTOCOLS:
+            item.add_marker(pytest.mark.soak)
+
+
 @asynccontextmanager
 async def opened(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerator[Store]:
     """An empty store of that name, on a real server where it needs one."""

@@ -43,16 +43,16 @@ def run(folder: Path, stdin: Any, conversation: str = "c", **more: Any) -> subpr
 
 def test_a_file_as_its_input(tmp_path: Path) -> None:
     """The loop does not wait for files. The last line has no end, blank ones say nothing."""
-    (tmp_path / "in").write_bytes("hi\n\n   \nNö\r\nhi\nyes, PLEASE".encode())
+    (tmp_path / "in").write_bytes("hi\n\n   \nNö\r\nhi\nyes, INDEED".encode())
     with (tmp_path / "in").open() as file:
         done = run(tmp_path, file)
     assert done.stderr == ""
     assert (
         done.stdout
-        == "Tea?\n[Yes, please]  [No]\ntext 'Nö' \x1b[31m\nTea?\n[Yes, please]  [No]\ntext 'yes, PLEASE' \x1b[31m\n"
+        == "Tea?\n[Yes, please]  [No]\ntext 'Nö' \x1b[31m\nTea?\n[Yes, please]  [No]\ntext 'yes, INDEED' \x1b[31m\n"
     )
     said = [row["text"] for row in rows(tmp_path / "t.jsonl") if row["line"] == "said"]
-    assert said == ["hi", "Nö", "hi", "yes, PLEASE"]
+    assert said == ["hi", "Nö", "hi", "yes, INDEED"]
 
 
 @pytest.mark.parametrize(

@@ -18,19 +18,19 @@ COURSES: Final = tuple(Course(mode, channel) for mode in ("all-answers", "first-
 AT_ONCE: Final = tuple(course._replace(hurry="at once") for course in COURSES)
 INSISTING: Final = tuple(course._replace(hurry="insisting") for course in COURSES)
 ALL: Final = (*COURSES, *AT_ONCE, *INSISTING)
-SINGLY: Final = (*COURSES, AT_ONCE[3], AT_ONCE[5], INSISTING[0], INSISTING[3])
+SINGLY: Final = (*COURSES, INSISTING[3])
 """The courses that are killed at every boundary every time, on files; all of them are in `make soak`."""
 ON_SERVERS: Final = (COURSES[2], COURSES[3])
 """Those that are on servers: what is different there is the store, and that knows no courses."""
 IN_PAIRS: Final = (COURSES[0], COURSES[3])
 """Those of which every pair of boundaries is run every time, on files."""
 PARTLY: Final = (COURSES[1], COURSES[2], COURSES[5], AT_ONCE[3], INSISTING[3])
-"""Those of which a part of the pairs is."""
+"""Those of which a part of the pairs is, in `make soak`."""
 RECONCILED: Final = tuple(Course(mode, "searched", effects="reconcile") for mode in ("all-answers", "first-wait"))
 IN_A_TRANSACTION: Final = tuple(
     Course(mode, "keyed", effects="transactional") for mode in ("all-answers", "first-wait")
 )
-SAMPLE: Final = 30
+SAMPLE: Final = 10
 """Pairs that are killed every time."""
 BATCH: Final = 10
 """Conversations that one process brings to their ends."""
@@ -144,7 +144,7 @@ def test_every_pair_of_boundaries(stage: Stage, course: Course) -> None:
     report(stage, course, "every pair of boundaries", outcomes)
 
 
-@courses(("sqlite file", PARTLY))
+@courses(soak=[("sqlite file", PARTLY)])
 def test_every_sixth_boundary_and_each_behind_it(stage: Stage, course: Course) -> None:
     """The same, a part of the pairs."""
     outcomes = every_pair(stage, course, lambda boundaries: range(2, boundaries, 6))

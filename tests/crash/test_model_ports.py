@@ -22,6 +22,8 @@ _ATTEMPTS: Final = 6
 """More than a turn here ever makes at one round."""
 CAN_BE_ASKED: Final = ("background", "stored chat")
 KINDS: Final = [(api, streaming) for api in (*CAN_BE_ASKED, "messages") for streaming in (True, False)]
+EVERY_TIME: Final = (("background", True), ("messages", True))
+"""Of both SDKs the kind with the most boundaries; the others are in `make soak`."""
 
 
 class Ended(NamedTuple):
@@ -83,7 +85,9 @@ def check(turn: Turn, fake: FakeModel, end: dict[str, Any], api: str) -> None:
             assert not person["known"]
 
 
-@pytest.mark.parametrize(("api", "streaming"), KINDS)
+@pytest.mark.parametrize(
+    ("api", "streaming"), [one if one in EVERY_TIME else pytest.param(*one, marks=pytest.mark.soak) for one in KINDS]
+)
 def test_killed_at_every_boundary(tmp_path: Path, api: str, streaming: bool) -> None:
     """Issue F: the real clients, killed at every boundary of a turn including mid-stream."""
     with FakeModel(SCRIPT) as fake:

@@ -272,7 +272,7 @@ def chaos(
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize("name", ["sqlite", "redis", "postgres"])
+@pytest.mark.parametrize("name", ["redis", pytest.param("sqlite", marks=pytest.mark.soak), "postgres"])
 def test_killed_and_restarted(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """J1 to J4, O1, R1: also the server itself, where it is Redis."""
     chaos(name, request, tmp_path, seconds=12, conversations=40, a_second=15, kill_every=1.5)

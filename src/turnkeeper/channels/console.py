@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -168,6 +170,8 @@ class _Console:
             await self._take(number, said)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
+            if threading.current_thread() is threading.main_thread():
+                tasks.start_soon(_end_on_interrupt, tasks.cancel_scope)
             try:
                 await self._answer()
             except Exception as e:  # told as itself, and not as a group
@@ -233,6 +237,13 @@ class _Console:
             if below is not None and label.casefold() == pressed:
                 return below.key, value
         return "", ""
+
+
+async def _end_on_interrupt(scope: anyio.CancelScope) -> None:
+    """Ctrl-C hands over. A scope stays cancelled; a task's one cancellation may be lost in a time limit that ends just then."""
+    with anyio.open_signal_receiver(signal.SIGINT) as signals:
+        async for _ in signals:
+            scope.cancel()
 
 
 async def _lines(file: int) -> AsyncIterator[bytes]:
