@@ -27,8 +27,8 @@ ON_SERVERS_IN_SEQUENCE = {
     **dict.fromkeys(("redis", "redis resp3", "redis cluster"), (Policy.FAIL_CLOSED, Policy.REPLAY_SAFE)),
 }
 """The policies whose tools are killed in sequence too in every run; the others are, in `make soak`. What is different on a server
-is its store, and that does not know policies; in parallel all of them are killed in every run. Of Redis the newer protocol is left
-to `make soak` here: its stores differ in the client alone."""
+is its store, and that does not know policies; in parallel all of them are killed in every run. Of Redis the newer protocol is
+left to `make soak` here: its stores differ in the client alone."""
 
 
 def every_policy_on_every_store(*, seeds: Sequence[int] = ()) -> pytest.MarkDecorator:
