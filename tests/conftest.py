@@ -58,13 +58,22 @@ BOTH_PROTOCOLS = {"conformance", "model", "crash", "stores", "transport"}
 """Folders whose tests run with both protocols of Redis every time. Elsewhere what is tested lies above the client."""
 
 
+FEWER_STORES = {"engine", "conversation"}
+"""Folders of what lies above the stores: every time on a file and on one server of each kind, on the others in `make soak`."""
+OTHERS = {"sqlite memory", "redis cluster"}
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the second protocol of Redis to `make soak` where it makes no difference."""
+    """Leave stores to `make soak` where which one it is makes no difference."""
     for item in items:
         given: Any = getattr(item, "callspec", None)
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
-        if given is not None and "redis resp3" in given.params.values() and folder not in BOTH_PROTOCOLS:
+        if given is None:
+            continue
+        names = {one for one in given.params.values() if isinstance(one, str)}
+        later = "redis resp3" in names and folder not in BOTH_PROTOCOLS
+        if later or (folder in FEWER_STORES and names & OTHERS):
             item.add_marker(pytest.mark.soak)
 
 

@@ -27,8 +27,8 @@ ON_SERVERS_IN_SEQUENCE = {
     **dict.fromkeys(("redis", "redis resp3", "redis cluster"), (Policy.FAIL_CLOSED, Policy.REPLAY_SAFE)),
 }
 """The policies whose tools are killed in sequence too in every run; the others are, in `make soak`. What is different on a server
-is its store, and that does not know policies; in parallel all of them are killed in every run. Of Redis the newer protocol is
-left to `make soak` here: its stores differ in the client alone."""
+is its store, and that does not know policies; in parallel all of them are killed in every run. Of Redis the newer protocol and
+the cluster are left to `make soak` there: these stores differ in the client alone."""
 
 
 def every_policy_on_every_store(*, seeds: Sequence[int] = ()) -> pytest.MarkDecorator:
@@ -38,7 +38,7 @@ def every_policy_on_every_store(*, seeds: Sequence[int] = ()) -> pytest.MarkDeco
         if policy is Policy.TRANSACTIONAL and store not in TRANSACTIONAL:
             continue
         on_server = store in ON_SERVERS_IN_SEQUENCE
-        every_time = ON_SERVERS_IN_SEQUENCE.get(store, ()) if store != "redis resp3" else ()
+        every_time = ON_SERVERS_IN_SEQUENCE.get(store, ()) if store in ("postgres", "redis") else ()
         later = not seeds and on_server and not parallel and policy not in every_time
         for more in [[seed] for seed in seeds[: 1 if on_server else None]] if seeds else [[]]:
             name = [store, policy.value, "parallel" if parallel else "in sequence", *map(str, more)]

@@ -82,7 +82,7 @@ async def run_worker(
         async with anyio.create_task_group() as tasks:
             if health_port is not None:
                 await tasks.start(_serve_health, health_port, worker.progress)
-            tasks.start_soon(_drain_on_signals, worker)
+            await tasks.start(_drain_on_signals, worker)
             log.info("worker %s takes from %s", running.bot.name, service.queue)
             await worker.run()
             tasks.cancel_scope.cancel()
@@ -117,8 +117,9 @@ async def _cancel_on_signals(scope: anyio.CancelScope) -> None:
             scope.cancel()
 
 
-async def _drain_on_signals(worker: Worker) -> None:
+async def _drain_on_signals(worker: Worker, *, task_status: TaskStatus[None]) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
         async for _ in signals:
             log.info("told to stop: takes nothing more, and finishes %d conversations", worker.progress.in_hand)
             worker.drain()
