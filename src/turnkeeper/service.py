@@ -111,9 +111,6 @@ class Service:
             for prefix, given in self._channels.items():
                 channels[prefix] = await stack.enter_async_context(given()) if callable(given) else given
 
-            async def announce(conversation_id: str) -> None:
-                await transport.publish(conversation_id)
-
             def channel_of(conversation_id: str) -> Channel:
                 prefix = conversation_id.partition(":")[0]
                 if prefix not in channels:
@@ -122,6 +119,8 @@ class Service:
                     )
                 return channels[prefix]
 
-            made = Conversations(store, self.flows, channel_of, announce=announce, **{**self._options, **options})
+            made = Conversations(
+                store, self.flows, channel_of, announce=transport.publish, **{**self._options, **options}
+            )
             bot = await stack.enter_async_context(made)
             yield Running(store, transport, bot)

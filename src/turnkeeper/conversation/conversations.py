@@ -95,7 +95,7 @@ class Conversations:
         retention: Retention = Retention(),  # noqa: B008  # immutable
         telemetry: Telemetry | None = None,
         replicas: bool = False,
-        announce: Callable[[str], Awaitable[None]] | None = None,
+        announce: Callable[[str], Awaitable[object]] | None = None,
         limits: Limits = Limits(),  # noqa: B008  # immutable
         redact: Redact | None = None,
     ) -> None:
@@ -306,10 +306,10 @@ class Conversations:
             return "cancel", None, "version"
         if row.handover is not None and row.handover.kind == "stub":
             return "cancel", None, "interrupted"
-        word = message.text.strip().casefold() if message.kind == "text" else ""
-        if word and word in flow.cancel_words:
+        meant = flow.meaning(message.text) if message.kind == "text" else None
+        if meant == "cancel":
             return "cancel", None, "cancelled"
-        if word and word in flow.restart_words:
+        if meant == "restart":
             return "restart", self._start_of(flow), ""
         if message.kind == "edit":
             return "unasked", start, "edit"

@@ -125,10 +125,14 @@ class Flow:
         """Whether a message begins this flow."""
         return message.kind == "text" if self._starts is None else self._starts(message)
 
-    def is_word(self, text: str) -> bool:
-        """Whether a text ends the flow, or begins it anew."""
+    def meaning(self, text: str) -> Literal["cancel", "restart"] | None:
+        """Whether a text ends the flow, or begins it anew; None for any other."""
         word = text.strip().casefold()
-        return word in self.cancel_words or word in self.restart_words
+        if not word:
+            return None
+        if word in self.cancel_words:
+            return "cancel"
+        return "restart" if word in self.restart_words else None
 
     def present_name(self, step: str) -> str | None:
         """What a step of any version is called now; None where it has no successor."""

@@ -400,7 +400,7 @@ class StepRun:
                 agent,
                 messages,
                 steered_into=self._record.number if steer else None,
-                is_word=lambda text: flow is not None and flow.is_word(text),
+                is_word=lambda text: flow is not None and flow.meaning(text) is not None,
                 labels=self._labels(),
             )
         except TurnCheckpointConflict as e:
