@@ -35,11 +35,11 @@ def counting_flow() -> Flow:
     return flow
 
 
-def a_job(path: str) -> dict[str, Any]:
+async def warm_up(path: str) -> None:
     """A job in a file of its own, with nothing to do."""
-    Path(f"{path}.stop").touch()
-    options = {"channel": "keyed", "name": "a worker", "die_at": 0}
-    return {"url": f"sqlite:///{path}.db", "ledger": f"{path}.ledger", "stop": f"{path}.stop", **options}
+    await anyio.Path(f"{path}.stop").touch()
+    files = {"url": f"sqlite:///{path}.db", "ledger": f"{path}.ledger", "stop": f"{path}.stop"}
+    await perform(**files, channel="keyed", name="a worker", die_at=0)
 
 
 async def perform(*, url: str, ledger: str, stop: str, channel: str, name: str, die_at: int) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
@@ -113,12 +111,16 @@ def _tools(ledger: Ledger, boundaries: Boundaries) -> list[Tool]:
     return [tool(name=name, reconcile=look_up)(effect) for name in TOOLS]
 
 
-async def perform(job: Job) -> dict[str, Any]:
+async def perform(**fields: Any) -> dict[str, Any]:
     """One life: opens the store behind every lease of the one before, and brings the turn to its end.
 
     Where the turn stops because nobody can know whether the provider answered, a person looks at what it billed. Each time is in
     the ledger, with what the log knew of the call.
+
+    Args:
+        fields: a `Job`'s.
     """
+    job = Job(**fields)
     boundaries = Boundaries(job.die_at)
     folder = Path(job.folder)
     ledger = Ledger(folder / "ledger")
@@ -173,13 +175,8 @@ async def _settle(keeper: Keeper, job: Job, ledger: Ledger) -> None:
     await keeper.resolve_model(job.turn, "happened", response=answer, who="ann", why="on the bill")
 
 
-def live(job: Job, told: Connection) -> None:
-    """A life in this process, and what it has to say at its end."""
-    told.send(asyncio.run(perform(job)))
-
-
-async def warm_up() -> None:
-    """Build what the clients build at their first stream, without a server: a process that forks must not have threads."""
+async def warm_up(_path: str) -> None:
+    """Build what the clients build at their first stream, without a server."""
     work = Work(1, 0, SCRIPT.rounds[0], {"background": True})
     streams = {"background": response_events(work), "messages": message_events(work)}
     for api, events in streams.items():

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 SCENES: Final = ("scenario", "flow_scenario", "flow_workers")
-"""Modules of this package whose `perform` does a job; `a_job` makes a short one, for a path."""
+"""Modules of this package whose `perform` does a job; `warm_up` does a short one, at a path."""
 _PROJECT: Final = Path(__file__).resolve().parents[2]
 _LONGEST: Final = 60.0
 """Seconds after which a job counts as hanging: nothing in it waits for anything."""
@@ -38,9 +38,9 @@ class Ended(NamedTuple):
 class Nursery:
     """The test's side of the helper process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *scenes: str) -> None:
         self._helper = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.crash.nursery"],
+            [sys.executable, "-W", "error", "-m", "tests.crash.nursery", *(scenes or SCENES)],
             cwd=_PROJECT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -93,20 +93,20 @@ def _heard(pipe: int, process: int) -> dict[str, Any]:
         said += part
 
 
-def _warm_up() -> None:
+def _warm_up(scenes: list[str]) -> None:
     """Load what is otherwise loaded at its first use, so that no child has to, and do one job. Leaves nothing open: a
     connection that is there when children are forked would be every child's."""
     for store in ("sqlite", "postgres", "redis"):
         importlib.import_module(f"turnkeeper.stores.{store}")
     with tempfile.TemporaryDirectory(prefix="turnkeeper-") as folder:
-        for scene in SCENES:
+        for scene in scenes:
             module = importlib.import_module(f"tests.crash.{scene}")
-            asyncio.run(module.perform(**module.a_job(f"{folder}/{scene}")))
+            asyncio.run(module.warm_up(f"{folder}/{scene}"))
 
 
 def main() -> None:
     """Fork a child for each line of the standard input, and tell how it ended."""
-    _warm_up()
+    _warm_up(sys.argv[1:])
     assert threading.active_count() == 1, "a lock that a thread holds stays locked in every child"
     gc.freeze()
     for line in sys.stdin:

@@ -216,10 +216,10 @@ async def _open(url: str, life: int) -> Store:
     return store
 
 
-def a_job(path: str) -> dict[str, Any]:
+async def warm_up(path: str) -> None:
     """A job in a file of its own."""
-    options = {"policy": Policy.FAIL_CLOSED, "parallel": True, "life": 0, "die_at": 0}
-    return {"url": f"sqlite:///{path}.db", "turn": "a turn", "ledger": f"{path}.ledger", **options}
+    files = {"url": f"sqlite:///{path}.db", "ledger": f"{path}.ledger"}
+    await perform(**files, turn="a turn", policy=Policy.FAIL_CLOSED, parallel=True, life=0, die_at=0)
 
 
 async def perform(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from queue import SimpleQueue
+from typing import Any, Final
 
 import pytest
 
 from tests.crash.ledger import Ledger
-from tests.crash.model_scenario import SCRIPT, TOOLS, Job, live
+from tests.crash.model_scenario import SCRIPT, TOOLS, Job
+from tests.crash.nursery import Ended, Nursery
 from turnkeeper.models.fake import FakeModel
 from turnkeeper.turn.identity import invocation_id, operation_id, trace_hash
 
@@ -26,38 +28,21 @@ EVERY_TIME: Final = (("background", True), ("messages", True))
 """Of both SDKs the kind with the most boundaries; the others are in `make soak`."""
 
 
-class Ended(NamedTuple):
-    """How a life ended: killed, or with something to say."""
-
-    killed: bool
-    answer: dict[str, Any]
-
-
 class Turn:
     """A turn in a folder of its own, and the processes that are at it one behind the other."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, nurseries: SimpleQueue[Nursery]) -> None:
         self._job = job
+        self._nurseries = nurseries
         self.ledger = Ledger(Path(job.folder) / "ledger")
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.crash.model_helper"])
 
     def live(self, die_at: int = 0) -> Ended:
         """One life, to its end or its death at that boundary."""
-        hears, tells = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=live, args=(self._job._replace(die_at=die_at), tells))
-        process.start()
-        tells.close()
-        with hears:
-            try:
-                assert hears.poll(120), f"{self._job}: nothing happens"
-                answer: dict[str, Any] = hears.recv()
-            except EOFError:
-                answer = {}
-        process.join()
-        killed = process.exitcode == -signal.SIGKILL
-        assert killed or answer, f"{self._job} at {die_at}: it ended with {process.exitcode}"
-        return Ended(killed, answer)
+        nursery = self._nurseries.get()
+        try:
+            return nursery.run(self._job._replace(die_at=die_at)._asdict(), "model_scenario")
+        finally:
+            self._nurseries.put(nursery)
 
     def bought(self, fake: FakeModel) -> Counter[int]:
         """How often each round's answer was billed for this turn."""
@@ -85,17 +70,27 @@ def check(turn: Turn, fake: FakeModel, end: dict[str, Any], api: str) -> None:
             assert not person["known"]
 
 
+@pytest.fixture(scope="module")
+def nurseries() -> Iterator[SimpleQueue[Nursery]]:
+    """Where the processes come from, one for each lane."""
+    free: SimpleQueue[Nursery] = SimpleQueue()
+    with ExitStack() as stack:
+        for _ in range(LANES):
+            free.put(stack.enter_context(closing(Nursery("model_scenario"))))
+        yield free
+
+
 @pytest.mark.parametrize(
     ("api", "streaming"), [one if one in EVERY_TIME else pytest.param(*one, marks=pytest.mark.soak) for one in KINDS]
 )
-def test_killed_at_every_boundary(tmp_path: Path, api: str, streaming: bool) -> None:
+def test_killed_at_every_boundary(folder: Path, nurseries: SimpleQueue[Nursery], api: str, streaming: bool) -> None:
     """Issue F: the real clients, killed at every boundary of a turn including mid-stream."""
     with FakeModel(SCRIPT) as fake:
 
         def turn_of(name: str) -> Turn:
-            folder = tmp_path / name
-            folder.mkdir()
-            return Turn(Job(api, streaming, fake.url, str(folder), name))
+            own = folder / name
+            own.mkdir()
+            return Turn(Job(api, streaming, fake.url, str(own), name), nurseries)
 
         alone = turn_of("undisturbed")
         ended = alone.live()
@@ -110,9 +105,9 @@ def test_killed_at_every_boundary(tmp_path: Path, api: str, streaming: bool) -> 
 
         def die_at(boundary: int) -> int:
             turn = turn_of(str(boundary))
-            assert turn.live(boundary).killed, f"boundary {boundary} was not reached"
+            assert turn.live(boundary).killed_by, f"boundary {boundary} was not reached"
             last = turn.live()
-            assert not last.killed
+            assert not last.killed_by
             check(turn, fake, last.answer, api)
             return len(turn.ledger.rows("person"))
 

@@ -20,6 +20,7 @@ from turnkeeper.engine.ports import AnswerCut, ModelRequest
 from turnkeeper.engine.wire import ModelInvocationResponse, TextChunk, ThinkingChunk
 from turnkeeper.models.anthropic_blocks import MessageStream, answer_of, block_tools, blocks_of
 from turnkeeper.models.failures import Caller, MissingSdk, Phase, checked_options, raise_judged
+from turnkeeper.models.streaming import events_of
 
 try:
     from anthropic import AsyncAnthropic
@@ -111,7 +112,7 @@ class AnthropicMessages:
         stream = MessageStream()
         phase: Phase = "request_dispatch"
         try:
-            async with await self._client.messages.create(**fields, stream=True) as events:
+            async with events_of(self._client.messages.create(**fields, stream=True)) as events:
                 phase = "stream_transport"
                 async for event in events:
                     told: dict[str, Any] = event.to_dict()

@@ -28,6 +28,7 @@ from turnkeeper.models.failures import AnswerLost, Caller, MissingSdk, ModelErro
 from turnkeeper.models.openai_chat import chat_answer, chat_messages, chat_tools
 from turnkeeper.models.openai_responses import ENDS, RUNNING, input_items, response_answer, response_tools
 from turnkeeper.models.openai_stream import OpenAIStream
+from turnkeeper.models.streaming import events_of
 
 try:
     from openai import AsyncOpenAI
@@ -87,9 +88,9 @@ class _Port:
         """The events of a stream, as they came."""
         phase: Phase = "request_dispatch"
         try:
-            async with await method(**fields, stream=True) as stream:
+            async with events_of(method(**fields, stream=True)) as events:
                 phase = "stream_transport"
-                async for event in stream:
+                async for event in events:
                     yield event.to_dict()
         except Exception as e:
             raise_judged(self._caller, e, phase)
