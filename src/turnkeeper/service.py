@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import anyio
 
 from turnkeeper.conversation.channel import Channel
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
-from turnkeeper.errors import InvalidInput
+from turnkeeper.errors import InvalidInput, StoreBusy, StoreUnavailable
 from turnkeeper.log.keyring import Keyring
 from turnkeeper.log.store import Store
 from turnkeeper.observe.telemetry import Telemetry
@@ -19,9 +23,15 @@ from turnkeeper.stores.opening import open_store
 from turnkeeper.transport.opening import open_transport, transport_in
 from turnkeeper.transport.protocol import Transport
 
+log = logging.getLogger(__name__)
+
 STORE_VARIABLE: Final = "TURNKEEPER_STORE"
 _DEFAULT_STORE: Final = "sqlite:///turnkeeper.db"
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+"""Seconds between two attempts at a store that cannot be reached yet."""
 
+_T = TypeVar("_T")
 ChannelMaker = Callable[[], AbstractAsyncContextManager[Channel]]
 
 
@@ -44,6 +54,27 @@ class Running:
 
 
 Front = Callable[[Running], Awaitable[None]]
+
+
+class _Patience:
+    """With a store that cannot be reached yet, until a moment."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = anyio.current_time() + seconds
+        self._pause = _FIRST_PAUSE
+
+    async def until_there(self, opened: Callable[[], Awaitable[_T]]) -> _T:
+        """What is opened, at the first attempt that reaches it."""
+        while True:
+            try:
+                return await opened()
+            except (StoreUnavailable, StoreBusy) as e:
+                left = self._until - anyio.current_time()
+                if left <= 0:
+                    raise
+                log.warning("not there yet, will try for another %.0f s: %s", left, e)
+            await anyio.sleep(min(self._pause, left))
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
 class Service:
@@ -92,20 +123,25 @@ class Service:
         self._options: dict[str, Any] = {"telemetry": telemetry, **options}
 
     @asynccontextmanager
-    async def open(self, **options: Any) -> AsyncGenerator[Running]:
+    async def open(self, *, wait_seconds: float = 0.0, **options: Any) -> AsyncGenerator[Running]:
         """Open store, transport, channels and conversations in this process. `options` go before the service's own.
+
+        Args:
+            wait_seconds: how long to wait for a store or a transport that cannot be reached yet.
 
         Raises:
             UnknownStoreUrl: a URL is not known.
             StoreError: store or transport cannot be used.
         """
+        patience = _Patience(wait_seconds)
         async with AsyncExitStack() as stack:
-            store = await open_store(self.store, keyring=self.keyring)
+            store = await patience.until_there(partial(open_store, self.store, keyring=self.keyring))
             stack.push_async_callback(store.close)
             if self.transport == self.store:
-                transport = await transport_in(store, self.queue)  # through the same connections
+                # Through the same connections.
+                transport = await patience.until_there(partial(transport_in, store, self.queue))
             else:
-                transport = await open_transport(self.transport, self.queue)
+                transport = await patience.until_there(partial(open_transport, self.transport, self.queue))
             stack.push_async_callback(transport.close)
             channels: dict[str, Channel] = {}
             for prefix, given in self._channels.items():

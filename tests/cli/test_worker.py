@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.cli.command import turnkeeper
-from tests.servers.redis import free_port
+from tests.servers.redis import free_port, server
 
 APP = """
 from turnkeeper.conversation.channel import Sent
@@ -95,6 +95,26 @@ def test_health_and_stop(home: Path) -> None:
         assert process.wait(timeout=30) == 0
         assert process.stderr is not None
         assert "stopped: 0 messages handled" in process.stderr.read()
+
+
+def test_waits_for_a_store_that_is_not_there_yet(home: Path) -> None:
+    """Whatever starts first, the worker or the store: what starts both need not know."""
+    with server() as redis:
+        redis.stop()
+        app = APP.replace("sqlite:///bot.db", redis.url())
+        (home / "app.py").write_text(app)
+        with working(home) as process:
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
+            assert any("not there yet" in line for line in lines)
+            redis.start()
+            assert any("takes from" in line for line in lines)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+        redis.stop()
+        done = turnkeeper("worker", "app:service", "--wait", "1s", cwd=home)
+        assert done.status == 2
+        assert "cannot be reached" in done.err
 
 
 @pytest.mark.parametrize(

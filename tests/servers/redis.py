@@ -255,10 +255,10 @@ def server(**settings: str) -> Generator[RedisServer]:
 
 
 @contextmanager
-def cluster(*, node_timeout_ms: int = 15_000) -> Generator[RedisCluster]:
+def cluster(*, node_timeout_ms: int = 15_000, **settings: str) -> Generator[RedisCluster]:
     """A cluster that is up, and stopped at the end. A node that says nothing for `node_timeout_ms` counts as away."""
     with ExitStack() as stack:
-        settings = {"cluster-enabled": "yes", "cluster-node-timeout": str(node_timeout_ms)}
+        settings |= {"cluster-enabled": "yes", "cluster-node-timeout": str(node_timeout_ms)}
         made = RedisCluster([stack.enter_context(server(**settings)) for _ in range(NODES)])
         made.form()
         yield made

@@ -15,7 +15,7 @@ from turnkeeper.errors import StoreError
 
 async def main() -> None:
     """`[conversation, event, text]` a line in, the event a line out; or a line that begins with `!` where it failed."""
-    async with service.open(replicas=True) as running, anyio.create_task_group() as tasks:
+    async with service.open(replicas=True, wait_seconds=60) as running, anyio.create_task_group() as tasks:
 
         async def take(line: bytes) -> None:
             conversation, event, text = json.loads(line)

@@ -307,6 +307,9 @@ async def resolve_message(
     return await settle_message(store, conversation, number, drop=drop, who=who, why=why)
 
 
+_Wait = Annotated[str, Parameter(help="How long to wait at the start for a store that cannot be reached yet.")]
+
+
 @app.command
 async def worker(
     service: Annotated[str, Parameter(help="The service, as module:attribute.")],
@@ -315,6 +318,7 @@ async def worker(
     drain: Annotated[str, Parameter(help="How long what is under way may take after SIGTERM: 20s, 5m.")] = "20s",
     lease: Annotated[str, Parameter(help="How long a dead worker's hints stay its: 30s.")] = "30s",
     sweep: Annotated[str, Parameter(help="Between two looks through the store for what no hint told of.")] = "15s",
+    wait: _Wait = "1m",
     health_port: Annotated[int | None, Parameter(help="Serve /healthz and /readyz on this port of 127.0.0.1.")] = None,
 ) -> int:
     """Handle the messages of a service until SIGTERM; run as many of these as you like, on any machines.
@@ -330,19 +334,25 @@ async def worker(
         drain_seconds=seconds_of(drain, "--drain"),
         lease_seconds=seconds_of(lease, "--lease"),
         sweep_seconds=seconds_of(sweep, "--sweep"),
+        wait_seconds=seconds_of(wait, "--wait"),
         health_port=health_port,
     )
 
 
 @app.command
-async def serve(service: Annotated[str, Parameter(help="The service, as module:attribute.")]) -> int:
+async def serve(
+    service: Annotated[str, Parameter(help="The service, as module:attribute.")],
+    *,
+    wait: _Wait = "1m",
+) -> int:
     """Take the messages of a service from outside until SIGTERM, as its `front` does; workers handle them.
 
     Example: `turnkeeper serve app:service`.
     """
+    from turnkeeper.cli.durations import seconds_of
     from turnkeeper.cli.working import run_front
 
-    return await run_front(service)
+    return await run_front(service, wait_seconds=seconds_of(wait, "--wait"))
 
 
 @app.command

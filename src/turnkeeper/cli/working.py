@@ -61,6 +61,7 @@ async def run_worker(
     drain_seconds: float,
     lease_seconds: float,
     sweep_seconds: float,
+    wait_seconds: float,
     health_port: int | None,
 ) -> int:
     """Work until SIGTERM or SIGINT; then finish what is under way, or put it back."""
@@ -69,7 +70,7 @@ async def run_worker(
     service = load_service(target)
     console = Console(stderr=True)
     _log_to_stderr()
-    async with service.open(replicas=True) as running:
+    async with service.open(replicas=True, wait_seconds=wait_seconds) as running:
         worker = Worker(
             running.bot,
             running.transport,
@@ -90,13 +91,14 @@ async def run_worker(
     return 0
 
 
-async def run_front(target: str) -> int:
+async def run_front(target: str, *, wait_seconds: float) -> int:
     """Run a service's front end until SIGTERM or SIGINT: messages in, into the journal, and told to the workers."""
     service = load_service(target)
     if service.front is None:
         raise InvalidInput("service", f"{target!r} has no front end: give it `Service(front=…)`")
     _log_to_stderr()
-    async with service.open(replicas=True) as running, anyio.create_task_group() as tasks:
+    opened = service.open(replicas=True, wait_seconds=wait_seconds)
+    async with opened as running, anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_on_signals, tasks.cancel_scope)
         await service.front(running)
         tasks.cancel_scope.cancel()
