@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conversation.driving import replica, state_of
-from tests.conversation.platform import NotSent, Platform, Refused, SearchablePlatform
+from tests.conversation.platform import NotSent, Platform, Refused, SearchablePlatform, Unknown
 from turnkeeper.conversation.context import FlowContext, Reject, TimedOut
 from turnkeeper.conversation.flow import END, Flow
 from turnkeeper.conversation.message import Button, Content, Message
@@ -378,6 +378,19 @@ async def test_unknown_send(store: Store) -> None:
         doubts = [send for send in state.sends if send.state is SendState.AMBIGUOUS]
         assert len(doubts) == (number == 2)
         assert state.attention == ("unknown_send" if number == 2 else None)
+
+
+async def test_unknown_send_that_may_not_be_tried_again_yet(store: SqliteStore) -> None:
+    """What the channel asks for holds for a message in doubt too, which stays in doubt meanwhile."""
+    answers: list[Any] = [Refused("slow down", retry_after=300.0), Unknown("the connection was cut")]
+    platform = Platform(dedup_window=600.0, fault=lambda _: answers.pop() if answers else None)
+    async with replica(store, two_questions(), platform) as person:
+        processed = await person.says("hi")
+        assert (processed.left, len(platform.calls)) == ("later", 2)
+        assert [send.state for send in (await state_of(store)).sends] == [SendState.SENDING]
+        await store.advance_clock(301_000)
+        assert (await person.bot.process("c")).left is None
+    assert platform.texts() == ["Hello.", "Name?"]
 
 
 async def test_not_sent_and_refused(store: SqliteStore) -> None:

@@ -18,16 +18,14 @@ from turnkeeper.conversation.decide import Claimed, Receipt
 from turnkeeper.conversation.evolve import Retention
 from turnkeeper.conversation.flow import Flow, Step
 from turnkeeper.conversation.handle import ConversationHandle
-from turnkeeper.conversation.identity import send_key
-from turnkeeper.conversation.message import Message, keep_message, kept_message, redacted_message
+from turnkeeper.conversation.intents import Intents, flows_by_name
+from turnkeeper.conversation.message import Message, keep_message, redacted_message
 from turnkeeper.conversation.observing import begin_turn
 from turnkeeper.conversation.run import Desk, StepRun
-from turnkeeper.conversation.state import KIND, ConversationState, Inbound, Row, SendKey, TraceContext
+from turnkeeper.conversation.state import KIND, TraceContext
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.engine.loop import new_owner
 from turnkeeper.errors import (
-    FlowUnknown,
-    InvalidInput,
     MessageNotDelivered,
     OwnershipLost,
     StoreError,
@@ -122,12 +120,8 @@ class Conversations:
         if replicas and isinstance(store, PrivateStore) and store.private:
             raise StoreUnsuitable("the store", "is this process's alone, so no other replica can take part")
         self._store = store
-        flows = [flows] if isinstance(flows, Flow) else flows
-        self._flows = {flow.name: flow for flow in flows}
-        if len(self._flows) != len(flows) or not flows:
-            raise InvalidInput("flows", "each needs a name of its own, and there has to be one")
-        for flow in flows:
-            _ = flow.first_step
+        self._flows = flows_by_name([flows] if isinstance(flows, Flow) else flows)
+        self._intents = Intents(self._flows)
         self._channel = channel
         self.name = new_owner() if name is None else values.identifier(name, "name")
         self._lease_seconds = lease_seconds
@@ -267,7 +261,7 @@ class Conversations:
         state = handle.state
         message = state.head
         assert message is not None
-        intent, start, why = self._look(state, message)
+        intent, start, why = self._intents.look(state, message)
         live = self._live.get(handle.conversation_id)
         span = None
         if self._telemetry is not None:
@@ -287,52 +281,6 @@ class Conversations:
         )
         (work,) = await handle.ask(claim)
         return work, why, span
-
-    def _look(self, state: ConversationState, inbound: Inbound) -> tuple[c.Intent, c.Start | None, str]:
-        """What a message is for, by its content; and why, where it is for nothing.
-
-        Raises:
-            FlowUnknown: only a process with other code can tell.
-        """
-        message = kept_message(inbound.message)
-        row = state.flow
-        start = self._start(message)
-        if row is None:
-            return ("start", start, "" if start is not None else "idle")
-        flow = self._flows.get(row.flow)
-        if flow is None or row.version > flow.version or row.document is not None:
-            raise FlowUnknown(state.conversation_id, row.flow, row.version)
-        if flow.present_name(row.step) is None:
-            return "cancel", None, "version"
-        if row.handover is not None and row.handover.kind == "stub":
-            return "cancel", None, "interrupted"
-        meant = flow.meaning(message.text) if message.kind == "text" else None
-        if meant == "cancel":
-            return "cancel", None, "cancelled"
-        if meant == "restart":
-            return "restart", self._start_of(flow), ""
-        if message.kind == "edit":
-            return "unasked", start, "edit"
-        if message.kind == "button" and not self._belongs(state, row, message):
-            return "unasked", start, "stale_button"
-        return "answer", start, "older_than_prompt"
-
-    def _belongs(self, state: ConversationState, row: Row, message: Message) -> bool:
-        if not message.prompt:
-            return False
-        # Buttons are under the last chunk; which one that is, only its channel knows.
-        keys = [send.key for send in state.sends if send.key[:2] in row.prompts] + [
-            SendKey(*one) for one in row.prompts
-        ]
-        return any(message.prompt == send_key(state.conversation_id, state.seed, key) for key in keys)
-
-    def _start(self, message: Message) -> c.Start | None:
-        flow = next((flow for flow in self._flows.values() if flow.begins_with(message)), None)
-        return None if flow is None else self._start_of(flow)
-
-    def _start_of(self, flow: Flow) -> c.Start:
-        state = values.freeze(flow.initial(), "state")
-        return c.Start(flow.name, flow.version, flow.first_step, state, flow.resume == "first-wait")
 
     # --- one message -----------------------------------------------------------------------------------------
 

@@ -145,20 +145,25 @@ class Outlet:
             return outcome
 
     async def _send_now(self, key: SendKey, content: Content, begin: c.BeginSend) -> Outcome | float | None:
-        handle = self._pen.handle
         outcome = await self._put_out(key, content)
         match outcome:
-            case Sent(message_id):
-                return self._sent(key, message_id)
-            case Refused(reason, None):
-                await self._pen.write(self._settled(key, "refused", reason=reason))
-                raise MessageRefused(handle.conversation_id, tuple(key), reason)
-            case Refused(reason, retry_after) if retry_after is not None:
-                return self._postponed(key, reason, retry_after)
+            case Unknown(reason):
+                return await self._in_doubt(key, content, begin, reason)
             case NotSent(proof):
                 return self._postponed(key, proof, 0.0)
-            case Unknown(reason) | Refused(reason, _):
-                return await self._in_doubt(key, content, begin, reason)
+            case Refused(reason, float() | int() as retry_after):
+                return self._postponed(key, reason, retry_after)
+            case Sent() | Refused():
+                return await self._certain(key, outcome)
+
+    async def _certain(self, key: SendKey, outcome: Sent | Refused) -> Outcome:
+        """It is out, or refused for good: so it is however often it was tried."""
+        if isinstance(outcome, Refused):
+            await self._pen.write(self._settled(key, "refused", reason=outcome.reason))
+            raise MessageRefused(self._pen.handle.conversation_id, tuple(key), outcome.reason)
+        self._pen.defer(self._settled(key, "sent", message_id=outcome.message_id))
+        send = next((one for one in self._pen.handle.state.sends if one.key == key), None)
+        return Outcome(outcome.message_id, 0 if send is None else send.watermark)
 
     async def _in_doubt(
         self, key: SendKey, content: Content, begin: c.BeginSend, reason: str
@@ -189,19 +194,14 @@ class Outlet:
             return await self._proceed(key, content, begin, answer)
         outcome = await self._put_out(key, content)
         match outcome:
-            case Sent(message_id):
-                return self._sent(key, message_id)
-            case Refused(why, None):
-                await self._pen.write(self._settled(key, "refused", reason=why))
-                raise MessageRefused(handle.conversation_id, tuple(key), why)
+            case Sent() | Refused(_, None):
+                return await self._certain(key, outcome)
+            case Refused(_, retry_after):
+                return retry_after
             case _:
-                # Tried again from the top: a further doubt is looked into as this one was.
+                # Tried again from the top: a further doubt is looked into as this one was, and that this attempt did not
+                # come through says nothing of the one before.
                 return None
-
-    def _sent(self, key: SendKey, message_id: str) -> Outcome:
-        self._pen.defer(self._settled(key, "sent", message_id=message_id))
-        send = next((one for one in self._pen.handle.state.sends if one.key == key), None)
-        return Outcome(message_id, 0 if send is None else send.watermark)
 
     def _postponed(self, key: SendKey, reason: str, seconds: float) -> float:
         not_before = self._pen.handle.log.now() + round(seconds * 1000)
