@@ -54,6 +54,27 @@ class ValueTooLarge(InvalidInput):
         self.limit = limit
 
 
+class OwnerAlive(TurnkeeperError):
+    """A lease is to be taken from an owner that has renewed it less than half of its length ago. Nothing was changed.
+
+    An owner that lives renews its lease at a third of its length, so one that is silent for longer is dead or cut off.
+
+    Attributes:
+        what: the turn or conversation.
+        owner: who holds the lease.
+        left_ms: milliseconds until it is called silent, if it does not renew its lease before.
+    """
+
+    def __init__(self, what: str, owner: str, left_ms: int) -> None:
+        super().__init__(
+            f"{what}: {owner} has renewed its lease not long ago and may be alive; look again in {left_ms / 1000:.1f} s, or "
+            "insist on it if you know that it is dead"
+        )
+        self.what = what
+        self.owner = owner
+        self.left_ms = left_ms
+
+
 class SchemaConflict(TurnkeeperError):
     """Stored data has a form that this version does not know. It is left alone (flows.md, ambiguity 24).
 

@@ -40,6 +40,7 @@ from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.handle import DEFAULT_TTL_SECONDS, TurnHandle, milliseconds
 from turnkeeper.turn.history import TurnHistory, read_entries, read_history
 from turnkeeper.turn.identity import trace_hash, turn_key
+from turnkeeper.turn.leases import Lease
 from turnkeeper.turn.names import Resolution, TurnPhase
 from turnkeeper.turn.session import TurnCheckpointSession
 from turnkeeper.turn.state import KIND, TurnState, find_round
@@ -420,6 +421,18 @@ class Keeper:
             c.ResolveDelivery(message_id, values.identifier(who, "who"), values.text(why, "why"), sender)
         )
 
+    async def release(
+        self, turn_id: str, *, who: str, why: str, owner: str | None = None, force: bool = False, scope: str = "primary"
+    ) -> list[Lease]:
+        """Take a turn's leases from an owner that is known to be dead; then run the turn again. See `TurnHandle.release`."""
+        return await self._handle(turn_id, scope).release(owner, who=who, why=why, force=force)
+
+    async def release_conversation(
+        self, conversation_id: str, *, who: str, why: str, owner: str | None = None, force: bool = False
+    ) -> str:
+        """Take a conversation from an owner that is known to be dead. See `oversight.release`."""
+        return await oversight.release(self.store, conversation_id, who=who, why=why, owner=owner, force=force)
+
     # --- keeping house ---------------------------------------------------------------------------------------
 
     async def resolve_send(
@@ -437,7 +450,7 @@ class Keeper:
         )
 
     async def resolve_message(self, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> None:
-        """Let a quarantined message be tried again, or drop it. See `oversight.resolve_message`."""
+        """Let a message be tried again, or drop it. See `oversight.resolve_message`."""
         await oversight.resolve_message(self.store, conversation_id, number, drop=drop, who=who, why=why)
 
     async def prune(self, *, older_than_seconds: float, dry_run: bool = False) -> Pruned:

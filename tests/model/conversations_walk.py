@@ -71,6 +71,7 @@ often: Final = {
     "fire": 2,
     "put_back": 2,
     "release": 1,
+    "take_away": 1,
     "renew": 1,
     "steer": 1,
     "supersede": 1,
@@ -301,6 +302,14 @@ class Walk(RuleBasedStateMachine):
         """Nobody owns it."""
         self.ask(owner, c.Release(*self._mine(owner, right)))
 
+    def take_away(self, owner: str) -> None:
+        """R1: only from whoever holds the lease; what that one writes then is refused (R3)."""
+        before = self.state
+        answers = self.ask(owner, c.TakeAway(owner, "ann", "its machine is gone", force=True))
+        assert (answers is not None) == (before.owner == owner and self.now() < before.lease_end)
+        if answers is not None:
+            assert self.put(owner, c.Renew(owner, before.fence, LEASE)) == [LOST]
+
     def renew(self, owner: str, right: bool) -> None:
         """The owner is alive."""
         self.ask(owner, c.Renew(*self._mine(owner, right), LEASE))
@@ -331,7 +340,8 @@ class Walk(RuleBasedStateMachine):
         if inbound:
             one = inbound[nth % len(inbound)]
             answers = self.ask(owner, c.ResolveMessage(one.number, drop, "ann", "looked"))
-            assert (answers is not None) == (one.quarantined is not None)
+            waits = one.not_before > 0 and not one.fence and not drop
+            assert (answers is not None) == (one.quarantined is not None or waits)
 
     def put_row(self, owner: str, condition: str | None, mark: Any, nth: int) -> None:
         """R2, F6: a host's row, also one that is handed over."""

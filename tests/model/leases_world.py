@@ -19,12 +19,14 @@ from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.evolve import evolve
+from turnkeeper.turn.leases import leases
 from turnkeeper.turn.slots import SlotAnswer
 from turnkeeper.turn.state import TurnState
 
 NAMES: Final = ("a", "b", "c")
 DEAD: Final = "dead"
 LEASE: Final = 2
+RELEASE: Final = Ask("release the dead", c.ReleaseLeases(DEAD, "operator", "it is dead", force=True))
 MOST_CALLS: Final = 4
 
 
@@ -61,8 +63,10 @@ class World(NamedTuple):
 class Leases:
     """What both worlds share: workers that ask, with stale views and wrong clocks, crash, and lose answers."""
 
-    def __init__(self, workers: int, book: Book, log: int) -> None:
+    def __init__(self, workers: int, book: Book, log: int, *, releases: bool) -> None:
         self.book = book
+        self.releases = releases
+        """Whether somebody takes leases from the dead (from the living, two would hold one at once)."""
         self.first = World(log, (Worker(),) * workers)
 
     def explored(self) -> Explored[World]:
@@ -86,6 +90,10 @@ class Leases:
             if worker != Worker():
                 yield (NAMES[i], "crashes"), self._crash(world, i)
             yield from self.moves(world, i, worker)
+        if self.releases and any(lease.owner == DEAD for lease in leases(self.book[world.log], TRUE)):
+            step = self.book.step(world.log, CURRENT, RELEASE, TRUE)
+            if step.appended:
+                yield ("operator", RELEASE), self._appended(world, -1, step.log)
 
     def moves(self, world: World, i: int, worker: Worker) -> Iterator[tuple[Event, World]]:
         """What one worker may do."""
@@ -167,9 +175,9 @@ def _started() -> TurnState:
 class ModelCalls(Leases):
     """Workers that call the model for one round: start, renew, fail, reserve (first writer wins)."""
 
-    def __init__(self, workers: int, *, guarded: bool = True) -> None:
+    def __init__(self, workers: int, *, guarded: bool = True, releases: bool = False) -> None:
         book = Book(audits=(audit,), keeps=lambda state: state.round is not None, guarded=guarded)
-        super().__init__(workers, book, book.number(_started()))
+        super().__init__(workers, book, book.number(_started()), releases=releases)
 
     def moves(self, world: World, i: int, worker: Worker) -> Iterator[tuple[Event, World]]:
         """See `Leases.moves`."""
@@ -252,12 +260,14 @@ class Replies(Leases):
             when it last looked.
     """
 
-    def __init__(self, workers: int, *, keyed: bool, careful: bool = True, guarded: bool = True) -> None:
+    def __init__(
+        self, workers: int, *, keyed: bool, careful: bool = True, guarded: bool = True, releases: bool = False
+    ) -> None:
         self.keyed = keyed
         self.careful = careful
         book = Book(rules=_with_conditions, audits=(audit,), guarded=guarded)
         state = evolve(_started(), r.FinalModelSaved(values.freeze("text")), TRUE)
-        super().__init__(workers, book, book.number(state))
+        super().__init__(workers, book, book.number(state), releases=releases)
 
     def moves(self, world: World, i: int, worker: Worker) -> Iterator[tuple[Event, World]]:
         """See `Leases.moves`."""

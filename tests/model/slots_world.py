@@ -19,6 +19,7 @@ from turnkeeper.turn import records as r
 from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.identity import ToolCall, operation_id, trace_hash
+from turnkeeper.turn.leases import leases
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState
 from turnkeeper.turn.snapshot import ToolCallDecision
 from turnkeeper.turn.state import TurnState
@@ -99,6 +100,8 @@ class Settings(NamedTuple):
     """A worker may not know whether its effect happened, and say so."""
     operator: bool = False
     """Somebody resolves ambiguous slots."""
+    releases: bool = False
+    """Somebody takes leases from owners that he holds to be dead, and may be wrong."""
     finds_out: bool = True
     """Replies get lost, and are found out about; without this, only cancelled callers miss them."""
     lands_late: bool = False
@@ -122,6 +125,12 @@ class Settings(NamedTuple):
 def operation(slot: int) -> str:
     """The slot's idempotency key."""
     return operation_id(trace_hash(TRACE), SCOPE, 0, slot)
+
+
+@cache
+def release(owner: str) -> Ask:
+    """The operator takes an owner's leases, however lately it was heard of."""
+    return Ask(f"release {owner}", c.ReleaseLeases(owner, "operator", "it is dead", force=True))
 
 
 CALLS: Final = tuple(ToolCall("call", "charge", "the same arguments") for _ in range(2))
@@ -223,6 +232,8 @@ class Slots:
                 yield from self._call(world, i, worker)
         if self.settings.operator:
             yield from self._operate(world)
+        if self.settings.releases:
+            yield from self._release(world)
         if world.late is not None:
             yield from self._land(world, world.late)
 
@@ -388,6 +399,12 @@ class Slots:
                 step = self.book.step(world.log, CURRENT, self.resolve(index, resolution), TRUE)
                 if step.appended:
                     yield ("operator", index, resolution.value), self._appended(world, -1, step.log)
+
+    def _release(self, world: World) -> Iterator[tuple[Event, World]]:
+        for owner in {lease.owner for lease in leases(self.book[world.log], TRUE)}:
+            step = self.book.step(world.log, CURRENT, release(owner), TRUE)
+            if step.appended:
+                yield ("operator", "releases", owner), self._appended(world, -1, step.log)
 
     def _may_run(self, worker: Worker, slot: int) -> bool:
         """Whether the worker may still run the effect of a slot: it was, or will find out that it was, told BEGUN."""

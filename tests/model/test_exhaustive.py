@@ -39,6 +39,10 @@ SLOTS = {
     "replay safe": (Settings(replay_safe=True), 7_000),
     "ambiguous, being resolved": (Settings(operator=True), 7_000),
     "abandoned, doubted and resolved": (Settings(operator=True, doubts=True, abandons=True), 25_000),
+    "leases taken from the living and the dead, resolved": (
+        Settings(workers=2, releases=True, operator=True, claim_lease=2, execution_lease=2),
+        3_500,
+    ),
     "appends that land late": (Settings(lands_late=True, finds_out=False), 10_000),
     "appends that land late, abandoned and resolved": (
         Settings(workers=2, lands_late=True, finds_out=False, operator=True, abandons=True),
@@ -147,6 +151,8 @@ LEASES: dict[str, tuple[Callable[[], Leases], int]] = {
     "model call": (lambda: ModelCalls(3), 7_000),
     "reply on a channel with keys": (lambda: Replies(2, keyed=True), 3_000),
     "reply on a channel without keys": (lambda: Replies(2, keyed=False), 3_000),
+    "model call, taken from the dead": (lambda: ModelCalls(2, releases=True), 1_000),
+    "reply, taken from the dead": (lambda: Replies(2, keyed=False, releases=True), 3_000),
 }
 
 

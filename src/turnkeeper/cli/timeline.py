@@ -100,6 +100,8 @@ def _detail(record: r.AnyRecord) -> tuple[str, str]:
             return f"message {record.message_id}{found}", "green"
         case r.DeliveryDisputed():
             return f"also as message {record.message_id}", "bold red"
+        case r.LeasesReleased():
+            return f"{_owner(record.owner)} is dead, says {record.who}: {record.why}", "magenta"
         case r.RunStopped():
             return f"{record.status}: {record.error_kind}, {record.message}", "yellow"
         case r.Completed():

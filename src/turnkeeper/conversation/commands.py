@@ -186,12 +186,21 @@ class ResolveSend(Command, frozen=True):
 
 
 class ResolveMessage(Command, frozen=True):
-    """Try a quarantined message again, or drop it."""
+    """Try a message again that is quarantined, or waits for its next attempt; or drop a quarantined one."""
 
     number: int
     drop: bool
     who: str
     why: str
+
+
+class TakeAway(Command, frozen=True):
+    """Take the conversation from its owner, which is known to be dead; with `force`, also where it was heard of just now."""
+
+    owner: str
+    who: str
+    why: str
+    force: bool = False
 
 
 class PutRow(Command, frozen=True):

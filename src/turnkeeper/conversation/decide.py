@@ -14,7 +14,7 @@ from turnkeeper.conversation.evolve import evolve, seen
 from turnkeeper.conversation.identity import instance_id
 from turnkeeper.conversation.outbox import begin_send, settle_send
 from turnkeeper.conversation.state import ConversationState, Inbound, Row, SendState, find_inbound, find_send
-from turnkeeper.errors import ConversationError, FlowCheckpointConflict
+from turnkeeper.errors import ConversationError, FlowCheckpointConflict, OwnerAlive
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.record import Guard
 
@@ -56,6 +56,7 @@ def decide(state: ConversationState, command: c.Command, now: int) -> AnyDecisio
     Raises:
         ConversationError: it does not fit what is there.
         OutboxConflict: a send's content differs from what its key stands for.
+        OwnerAlive: it is to be taken from an owner that was heard of just now.
     """
     if isinstance(command, c.OwnerCommand):
         return _by_owner(state, command, now)
@@ -70,6 +71,8 @@ def decide(state: ConversationState, command: c.Command, now: int) -> AnyDecisio
             return _resolve_send(state, command)
         case c.ResolveMessage():
             return _resolve_message(state, command)
+        case c.TakeAway():
+            return _take_away(state, command, now)
         case c.PutRow() | c.DeleteRow():
             return _put_row(state, command)
         case _:
@@ -279,13 +282,27 @@ def _resolve_send(state: ConversationState, command: c.ResolveSend) -> AnyDecisi
 
 def _resolve_message(state: ConversationState, command: c.ResolveMessage) -> AnyDecision:
     message = find_inbound(state, command.number)
-    if message is None or message.quarantined is None:
+    where = f"conversation {state.conversation_id!r}: message {command.number}"
+    # A message waits where nobody has it in hand; in hand, it is being tried.
+    waits = message is not None and message.not_before > 0 and not message.fence
+    if message is None or (message.quarantined is None and (command.drop or not waits)):
         raise ConversationError(
-            f"conversation {state.conversation_id!r}: message {command.number} is not quarantined: nothing to resolve"
+            f"{where} is not quarantined{' and does not wait' * (not command.drop)}: nothing to resolve"
         )
     if command.drop:
         return Decision(None, (*_left_open(state, _DROPPED), r.Dropped(command.number, command.who, command.why)))
     return Decision(None, (r.Readmitted(command.number, command.who, command.why),))
+
+
+def _take_away(state: ConversationState, command: c.TakeAway, now: int) -> AnyDecision:
+    where = f"conversation {state.conversation_id!r}"
+    if state.owner != command.owner or now >= state.lease_end:
+        raise ConversationError(f"{where}: {command.owner} does not own it any more, so nobody waits for it")
+    silent_from = state.lease_end - state.lease_ms // 2
+    if now < silent_from and not command.force:
+        raise OwnerAlive(where, command.owner, silent_from - now)
+    guard = None if command.force else Guard(not_before=silent_from)
+    return Decision(None, (r.Released(command.owner, command.who, command.why),), guard)
 
 
 def _put_row(state: ConversationState, command: c.PutRow | c.DeleteRow) -> AnyDecision:

@@ -88,16 +88,43 @@ async def resolve_send(
 
 
 async def resolve_message(store: Store, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> None:
-    """Let a quarantined message be tried again, or drop it; the conversation then goes on.
+    """Let a message be tried again that is quarantined, or waits for its next attempt; or drop a quarantined one.
 
     Raises:
-        ConversationError: that message is not quarantined.
+        ConversationError: that message is not quarantined, and does not wait.
         InvalidInput: the reason is missing.
     """
     if not why.strip():
         raise InvalidInput("why", "must say why")
     resolved = c.ResolveMessage(number, drop, values.identifier(who, "who"), values.text(why, "why"))
     await ConversationHandle(store, conversation_id).ask(resolved)
+
+
+async def release(
+    store: Store, conversation_id: str, *, who: str, why: str, owner: str | None = None, force: bool = False
+) -> str:
+    """Take a conversation from an owner that is known to be dead, so that another one need not wait for the end of its lease.
+
+    What the old owner writes from then on is refused; what it was sending is in doubt, and looked up by who comes next.
+
+    Args:
+        owner: whose; may be left out, for whoever owns it now.
+        force: also where the owner was heard of less than half a lease ago.
+
+    Returns:
+        Whose it was.
+
+    Raises:
+        ConversationError: that owner does not own it.
+        OwnerAlive: its owner was heard of just now.
+        InvalidInput: the reason is missing.
+    """
+    if not why.strip():
+        raise InvalidInput("why", "must say how it is known that the owner is dead")
+    handle = ConversationHandle(store, conversation_id)
+    whose = owner or (await handle.read()).owner or "nobody"
+    await handle.ask(c.TakeAway(whose, values.identifier(who, "who"), values.text(why, "why"), force))
+    return whose
 
 
 async def erase_conversation(store: Store, conversation_id: str) -> Receipt:

@@ -115,7 +115,11 @@ class Renewed(ConversationRecord, frozen=True, tag="renewed"):
 
 
 class Released(ConversationRecord, frozen=True, tag="released"):
-    """Nobody owns the conversation."""
+    """Nobody owns the conversation. With `who`, it was taken from its `owner`, and `why` that is known to be dead."""
+
+    owner: str = ""
+    who: str = ""
+    why: str = ""
 
 
 # --- the flow's checkpoint (F1, F4) ------------------------------------------------------------------------------

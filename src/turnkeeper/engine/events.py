@@ -195,6 +195,8 @@ class Projection:
         if isinstance(record, r.Started):
             self._begin()
             return self._writes
+        if isinstance(record, r.LeasesReleased):
+            return self._writes  # of leases the contract knows nothing; whoever goes on is told as another owner
         if not (self._committed and isinstance(record, r.RunStopped)):  # 2.1, 10: nothing is told of it behind a commit
             self._resume(record, before)
         match record:

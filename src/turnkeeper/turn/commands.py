@@ -238,6 +238,15 @@ class MarkDelivered(Command, frozen=True):
     message_id: str
 
 
+class ReleaseLeases(Command, frozen=True):
+    """Take from an owner whatever it holds of the turn; with `force`, also where it was heard of just now."""
+
+    owner: str
+    who: str
+    why: str
+    force: bool = False
+
+
 class StopRun(Command, frozen=True):
     """A run ends short of the turn's end."""
 

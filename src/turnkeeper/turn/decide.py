@@ -13,6 +13,7 @@ from turnkeeper.turn import commands as c
 from turnkeeper.turn import records as r
 from turnkeeper.turn.evolve import evolve
 from turnkeeper.turn.identity import invocation_id, trace_hash
+from turnkeeper.turn.leases import decide_release
 from turnkeeper.turn.names import Resolution, ToolCallAction, ToolCallState, TurnPhase
 from turnkeeper.turn.permissions import decide_permission
 from turnkeeper.turn.slots import SlotAnswer, decide_slot
@@ -46,6 +47,7 @@ def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
         TurnCheckpointError: the turn is missing, finished, or in another phase.
         TurnCheckpointConflict: it holds different canonical input.
         TurnCheckpointBusy: another live owner is at it.
+        OwnerAlive: leases are to be taken from an owner that was heard of just now.
     """
     if isinstance(command, c.RequestPermission | c.ResolvePermission):
         return decide_permission(state, command, now)  # pyright: ignore[reportReturnType]  # as below
@@ -68,6 +70,8 @@ def decide(state: TurnState, command: c.Command, now: int) -> TurnDecision:
             return _prepare(state, command)
         case c.StopRun():
             return _stop_run(state, command)
+        case c.ReleaseLeases():
+            return decide_release(state, command, now)  # pyright: ignore[reportReturnType]  # as above
         case c.StartModel() | c.RenewModel() | c.FailModel() | c.ResolveModel():
             return _decide_model(state, command, now)
         case _:

@@ -52,7 +52,7 @@ def _slot(state: TurnState, record: Any) -> Slot:
 
 
 def _owned(record: r.ToolClaimed | r.ToolBegun, state: ToolCallState, at: int) -> Slot:
-    return Slot(state, record.owner, record.fence, at + record.lease_ms, record.replay_safe)
+    return Slot(state, record.owner, record.fence, at + record.lease_ms, record.replay_safe, lease_ms=record.lease_ms)
 
 
 def _claimed(_: Slot | None, record: r.ToolClaimed, at: int) -> Slot:
@@ -64,7 +64,7 @@ def _begun(_: Slot | None, record: r.ToolBegun, at: int) -> Slot:
 
 
 def _renewed(slot: Slot, record: r.ToolRenewed, at: int) -> Slot:
-    return replace(slot, lease_end=at + record.lease_ms)
+    return replace(slot, lease_end=at + record.lease_ms, lease_ms=record.lease_ms)
 
 
 def _abandoned(slot: Slot, record: r.ToolAbandoned, at: int) -> Slot:
@@ -193,7 +193,13 @@ def _model_started(state: TurnState, record: r.ModelStarted, at: int) -> TurnSta
     return replace(
         state,
         revision=state.revision + 1,
-        model=ModelCall(record.round_index, record.invocation_id, record.owner, at + record.lease_ms),
+        model=ModelCall(
+            record.round_index,
+            record.invocation_id,
+            record.owner,
+            at + record.lease_ms,
+            lease_ms=record.lease_ms,
+        ),
         owner=record.owner,
         model_calls=state.model_calls + 1,
         attempts=state.attempts + 1,
@@ -204,7 +210,7 @@ def _model_started(state: TurnState, record: r.ModelStarted, at: int) -> TurnSta
 def _model_renewed(state: TurnState, record: r.ModelRenewed, at: int) -> TurnState:
     assert state.model is not None
     known = record.reference or state.model.reference
-    model = replace(state.model, lease_end=at + record.lease_ms, reference=known)
+    model = replace(state.model, lease_end=at + record.lease_ms, lease_ms=record.lease_ms, reference=known)
     return replace(state, revision=state.revision + 1, model=model)
 
 
@@ -227,7 +233,14 @@ def _delivery_reserved(state: TurnState, record: r.DeliveryReserved, at: int) ->
         state,
         phase=TurnPhase.DELIVERY_RESERVED,
         revision=state.revision + 1,
-        delivery=Delivery(record.key, record.text, record.delivery, record.owner, at + record.lease_ms),
+        delivery=Delivery(
+            record.key,
+            record.text,
+            record.delivery,
+            record.owner,
+            at + record.lease_ms,
+            lease_ms=record.lease_ms,
+        ),
         owner=record.owner or state.owner,
         trace=record.trace or state.trace,
     )
@@ -239,7 +252,8 @@ def _delivery(state: TurnState, **changes: Any) -> TurnState:
 
 
 def _delivery_claimed(state: TurnState, record: r.DeliveryClaimed, at: int) -> TurnState:
-    claimed = _delivery(state, owner=record.owner, lease_end=at + record.lease_ms, not_sent=False)
+    lease = {"lease_end": at + record.lease_ms, "lease_ms": record.lease_ms}
+    claimed = _delivery(state, owner=record.owner, not_sent=False, **lease)
     return replace(claimed, owner=record.owner, trace=record.trace or state.trace)
 
 
@@ -259,6 +273,28 @@ def _delivered(state: TurnState, record: r.Delivered, at: int) -> TurnState:
 def _disputed(state: TurnState, record: r.DeliveryDisputed, at: int) -> TurnState:
     disputed = (*state.disputed_message_ids, record.message_id)
     return replace(state, revision=state.revision + 1, disputed_message_ids=disputed)
+
+
+def _leases_released(state: TurnState, record: r.LeasesReleased, at: int) -> TurnState:
+    model, delivery, round_, owner = state.model, state.delivery, state.round, record.owner
+    if model is not None and model.owner == owner:
+        model = replace(model, lease_end=min(model.lease_end, at))
+    if delivery is not None and delivery.owner == owner:
+        delivery = replace(delivery, lease_end=min(delivery.lease_end, at))
+    if round_ is not None:
+        slots = tuple(
+            replace(slot, lease_end=min(slot.lease_end, at)) if slot is not None and slot.owner == owner else slot
+            for slot in round_.slots
+        )
+        round_ = replace(round_, slots=slots)
+    return replace(
+        state,
+        revision=state.revision + 1,
+        model=model,
+        delivery=delivery,
+        round=round_,
+        owner=None if state.owner == owner else state.owner,
+    )
 
 
 def _stopped(state: TurnState, record: r.RunStopped, at: int) -> TurnState:
@@ -303,6 +339,7 @@ _TURN_RULES: Final[dict[type, Callable[[TurnState, Any, int], TurnState]]] = {
     r.DeliveryResolved: _delivery_resolved,
     r.Delivered: _delivered,
     r.DeliveryDisputed: _disputed,
+    r.LeasesReleased: _leases_released,
     r.RunStopped: _stopped,
     r.Completed: _completed,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from turnkeeper.errors import SchemaConflict, TurnSchemaConflict
+from turnkeeper.errors import InvalidInput, SchemaConflict, TurnSchemaConflict
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.keeping import KEEPING, Keeping
@@ -17,6 +17,7 @@ from turnkeeper.turn.decide import decide_all
 from turnkeeper.turn.effects import changes
 from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.identity import operation_id, trace_hash, turn_key
+from turnkeeper.turn.leases import Lease, leases
 from turnkeeper.turn.records import AnyRecord
 from turnkeeper.turn.slots import SlotAnswer
 from turnkeeper.turn.state import TurnState
@@ -92,6 +93,42 @@ class TurnHandle:
             return await self.log.ask(decide)
         except SchemaConflict as e:
             raise _ours(e) from e
+
+    async def release(self, owner: str | None, *, who: str, why: str, force: bool = False) -> list[Lease]:
+        """Take the turn's leases from an owner that is known to be dead, so that nobody waits for their end.
+
+        They end as if they had run out: nothing is decided about any effect, and a result that the owner still writes counts
+        only where nobody has touched its call since.
+
+        Args:
+            owner: whose leases, as it was looked at; may be None where one owner holds them all.
+            who: who decided.
+            why: how it is known that the owner is dead.
+            force: take them also where the owner was heard of less than half a lease ago.
+
+        Returns:
+            What was taken.
+
+        Raises:
+            TurnCheckpointError: nobody holds anything of the turn, or there is no such turn.
+            OwnerAlive: its owner was heard of just now.
+            InvalidInput: there are several owners, and none is named; or the reason is missing.
+        """
+        if not why.strip():
+            raise InvalidInput("why", "must say how it is known that the owner is dead")
+        who, why = values.identifier(who, "who"), values.text(why, "why")
+
+        def decide(state: TurnState, now: int) -> Decision[AnyRecord, list[Lease]]:
+            held = list(leases(state, now))
+            owners = sorted({lease.owner for lease in held})
+            if owner is None and len(owners) > 1:
+                raise InvalidInput("owner", f"is needed, there are several: {', '.join(owners)}")
+            whose = owner or (owners[0] if owners else "nobody")
+            decision = decide_all(state, [c.ReleaseLeases(whose, who, why, force)], now)
+            return Decision([lease for lease in held if lease.owner == whose], decision.records, decision.guard)
+
+        await self.read()
+        return await self.put(decide)
 
     def operation_id(self, round_index: int, slot_index: int) -> str:
         """The slot's idempotency key (T3)."""

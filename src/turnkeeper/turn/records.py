@@ -275,6 +275,14 @@ class DeliveryDisputed(TurnRecord, frozen=True, tag="delivery_disputed"):
     message_id: str
 
 
+class LeasesReleased(TurnRecord, frozen=True, tag="leases_released"):
+    """The leases of an owner end here, earlier than they would have: by whose word, and why it is known to be dead."""
+
+    owner: str
+    who: str
+    why: str
+
+
 class RunStopped(TurnRecord, frozen=True, tag="run_stopped"):
     """A run of the turn ended short of the turn's end: why, for whoever looks. The turn stays open."""
 
@@ -318,6 +326,7 @@ AnyRecord = (
     | DeliveryResolved
     | Delivered
     | DeliveryDisputed
+    | LeasesReleased
     | RunStopped
     | Completed
 )

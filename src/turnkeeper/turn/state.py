@@ -32,6 +32,8 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     late: bool = False
     evidence: bytes | None = None
     resolution: Resolution | None = None
+    lease_ms: int = 0
+    """How long the owner's lease was when it last got or renewed it."""
 
     @property
     def open_question(self) -> bool:
@@ -87,6 +89,7 @@ class ModelCall(msgspec.Struct, frozen=True, gc=False):
     metadata: bytes | None = None
     reference: ProviderReference | None = None
     """What its provider calls it, where that was known in time."""
+    lease_ms: int = 0
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
@@ -100,6 +103,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     unknown: bool = False
     not_sent: bool = False
     """Nobody is sending it, and it surely was not sent."""
+    lease_ms: int = 0
 
 
 class AmbiguousCall(msgspec.Struct, frozen=True, gc=False):
