@@ -50,8 +50,9 @@ ENCRYPTED = " encrypted"
 
 
 def also_encrypted(*names: str) -> pytest.MarkDecorator:
-    """Run the tests on every store, and with encrypted records on these."""
-    return pytest.mark.parametrize("store", [*STORES, *(name + ENCRYPTED for name in names)], indirect=True)
+    """Run the tests on every store, and with encrypted records on these; on the others in `make soak`."""
+    later = [pytest.param(name + ENCRYPTED, marks=pytest.mark.soak) for name in STORES if name not in names]
+    return pytest.mark.parametrize("store", [*STORES, *(name + ENCRYPTED for name in names), *later], indirect=True)
 
 
 BOTH_PROTOCOLS = {"conformance", "model", "crash", "stores", "transport"}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.crash.nursery import Nursery
 from tests.crash.places import LANES, Lanes, Stage
-from tests.crash.sealed import SEALED, SEALED_FILE
+from tests.crash.sealed import SEALED, sealed
 from tests.servers.postgres import Server
 from tests.servers.redis import RedisCluster, RedisServer
 
@@ -54,6 +54,9 @@ def stage(request: pytest.FixtureRequest, lanes: Lanes, folder: Path) -> Stage:
 
 
 def _urls(name: str, request: pytest.FixtureRequest) -> Callable[[int, Path], str]:
+    if name.endswith(SEALED):
+        plain = _urls(name.removesuffix(SEALED), request)
+        return lambda lane, folder: sealed(plain(lane, folder))
     if name == "postgres":
         server: Server = request.getfixturevalue("postgres")
         databases: list[str] = request.getfixturevalue("lane_databases")
@@ -64,5 +67,4 @@ def _urls(name: str, request: pytest.FixtureRequest) -> Callable[[int, Path], st
     if name.startswith("redis"):
         redis: RedisServer = request.getfixturevalue("redis_server")
         return lambda _lane, _folder: redis.url("protocol=3" if name == "redis resp3" else "protocol=2")
-    file = SEALED_FILE if name == SEALED else "turns.db"
-    return lambda _lane, folder: f"sqlite:///{folder}/{file}"
+    return lambda _lane, folder: f"sqlite:///{folder}/turns.db"

@@ -10,7 +10,7 @@ from tests.conformance.support import ClockedStore
 from tests.crash.flow_platform import Person, platform, settle_doubts
 from tests.crash.ledger import Ledger
 from tests.crash.scenario import LEASE, Boundaries, MortalStore
-from tests.crash.sealed import keyring_of
+from tests.crash.sealed import open_marked
 from turnkeeper import DidNotHappen, Happened, ToolContext, tool
 from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.conversations import Conversations
@@ -18,7 +18,6 @@ from turnkeeper.conversation.flow import Flow, Resume
 from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.state import ConversationState, SendState
 from turnkeeper.engine.tools import Tool
-from turnkeeper.stores.opening import open_store
 
 Hurry = Literal["between", "at once", "insisting"]
 """When the person answers: when the bot is quiet or down; the moment that she sees a question; or the former, and twice each."""
@@ -155,7 +154,7 @@ async def _live(job: Job) -> dict[str, Any]:
     """While no bot is there the person speaks; then the bot comes, behind every lease, and dies at its boundary."""
     url, conversation, life = job["url"], job["conversation"], job["life"]
     boundaries = Leaving(Path(job["ledger"]).parent) if job["leaves"] else Boundaries(job["die_at"])
-    store = await open_store(url, keyring=keyring_of(url))
+    store = await open_marked(url)
     clock = cast("ClockedStore", store)
     # The test clock of a file or a database stands where the process before has left it; that of Redis is this object's alone.
     if url.startswith("redis"):

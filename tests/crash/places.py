@@ -14,6 +14,7 @@ import psycopg
 
 from tests.crash.ledger import Ledger
 from tests.crash.nursery import Ended, Nursery
+from tests.crash.sealed import address
 from turnkeeper.engine.tools import Policy
 
 STORES: Final = ("sqlite file", "postgres", "redis", "redis resp3", "redis cluster")
@@ -87,6 +88,7 @@ class Case:
 def effects_beside(url: str, operations: Sequence[str]) -> list[str]:
     """The operation ids of these effects in the table beside a store's own, as often as they are there."""
     look = "SELECT operation_id FROM effects"
+    url = address(url)
     rows: list[tuple[Any, ...]]
     if url.startswith("postgresql:"):
         # The table is the lane's, and has the effects of what was in it before.

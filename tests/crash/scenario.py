@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar, cast
 
 from tests.conformance.support import ClockedStore
 from tests.crash.ledger import Ledger
-from tests.crash.sealed import keyring_of
+from tests.crash.sealed import open_marked
 from tests.engine.wrapped import WrappedStore
 from turnkeeper import (
     Agent,
@@ -33,7 +33,6 @@ from turnkeeper.engine.wire import to_builtins
 from turnkeeper.log.record import Appended, Behind, Guard, GuardFailed, Head, Position
 from turnkeeper.log.store import Store
 from turnkeeper.models.scripted import calls, text
-from turnkeeper.stores.opening import open_store
 from turnkeeper.turn import records as r
 from turnkeeper.turn.evolve import TurnRules
 from turnkeeper.turn.history import TurnHistory
@@ -209,7 +208,7 @@ async def _settle(keeper: Keeper, turn: str, world: World, result: TurnResult) -
 
 async def _open(url: str, life: int) -> Store:
     """The store, behind every lease of the processes that were there before."""
-    store = await open_store(url, keyring=keyring_of(url))
+    store = await open_marked(url)
     # The test clock of a file or a database stands where the process before has left it; that of Redis is this object's alone.
     leases = life if url.startswith("redis") else 1
     await cast("ClockedStore", store).advance_clock(round(leases * LEASE * 1000))
