@@ -1,4 +1,4 @@
-.PHONY: setup demo test check bench soak format
+.PHONY: setup demo test check bench soak format docs
 
 PYTHON := .venv/bin/python
 # Two workers are enough for two cores; the slowest files are spread by their tests.
@@ -29,3 +29,7 @@ bench: setup
 
 soak: setup
 	$(PYTHON) -m pytest -m soak
+
+docs: setup
+	$(PYTHON) -m pip install --quiet --group docs
+	.venv/bin/zensical build --strict
