@@ -113,7 +113,7 @@ def test_waits_for_a_store_that_is_not_there_yet(home: Path) -> None:
             assert process.wait(timeout=30) == 0
         redis.stop()
         done = turnkeeper("worker", "app:service", "--wait", "1s", cwd=home)
-        assert done.status == 2
+        assert done.status == 3
         assert "cannot be reached" in done.err
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from turnkeeper.cli.asking import asked_who, asked_why
 from turnkeeper.cli.opening import open_keeper
+from turnkeeper.cli.options import DEFAULT_STORE, ConversationId, Json, Limit, StoreUrl, Who, Why
 from turnkeeper.cli.output import moment, moment_iso, print_json, size
 from turnkeeper.conversation.message import kept_content, kept_message
 from turnkeeper.conversation.oversight import ConversationHistory, Entry
@@ -19,13 +22,19 @@ from turnkeeper.errors import InvalidInput
 from turnkeeper.log.record import Head
 
 
-async def print_conversations(url: str, *, attention: bool, limit: int, as_json: bool) -> int:
+async def conversations(
+    *,
+    store: StoreUrl = DEFAULT_STORE,
+    attention: Annotated[bool, Parameter(negative="", help="Only conversations that need somebody.")] = False,
+    limit: Limit = 50,
+    json: Json = False,
+) -> int:
     """Print the conversations of a store, those that need attention first."""
-    async with await open_keeper(url) as keeper:
+    async with await open_keeper(store) as keeper:
         found = [head async for head in keeper.conversation_heads(attention=attention or None)]
     found.sort(key=lambda head: (head.attention is None, -head.updated))
     shown = found[:limit] if limit > 0 else found
-    if as_json:
+    if json:
         print_json([_head_json(head) for head in shown])
         return 0
     table = Table()
@@ -64,13 +73,13 @@ def _head_json(head: Head) -> dict[str, Any]:
     }
 
 
-async def print_conversation(url: str, conversation_id: str, *, as_json: bool) -> int:
+async def conversation(conversation: ConversationId, *, store: StoreUrl = DEFAULT_STORE, json: Json = False) -> int:
     """Print one conversation: what is pending, the flow, the outbox, and the records that compaction has left."""
-    async with await open_keeper(url) as keeper:
-        history = await keeper.conversation(conversation_id)
+    async with await open_keeper(store) as keeper:
+        history = await keeper.conversation(conversation)
     if history is None:
-        raise InvalidInput("conversation", f"there is no conversation {conversation_id!r} in {url}")
-    if as_json:
+        raise InvalidInput("conversation", f"there is no conversation {conversation!r} in {store}")
+    if json:
         print_json(_conversation_json(history))
     else:
         _print_conversation(history)
@@ -189,8 +198,16 @@ def _print_conversation(history: ConversationHistory) -> None:
     console.print(table)
 
 
-async def settle_send(
-    url: str, conversation_id: str, key: str, *, message_id: str | None, not_sent: bool, who: str, why: str
+async def resolve_send(
+    conversation: ConversationId,
+    key: Annotated[str, Parameter(help="The send's key, as `conversation` prints it: 4.0.0.")],
+    *,
+    who: Who = None,
+    why: Why = None,
+    message_id: Annotated[str | None, Parameter(help="The channel's id of the message: it is out.")] = None,
+    not_sent: Annotated[bool, Parameter(negative="", help="It is not out; it is given up, not sent late.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: Json = False,
 ) -> int:
     """Settle a message that may be out."""
     if (message_id is None) != not_sent:
@@ -199,17 +216,38 @@ async def settle_send(
         record, sequence, chunk = map(int, key.split("."))
     except ValueError as e:
         raise InvalidInput("key", f"{key!r} is not of the form 4.0.0, as `turnkeeper conversation` prints it") from e
-    async with await open_keeper(url) as keeper:
+    who, why = await asked_who(who), await asked_why(why)
+    async with await open_keeper(store) as keeper:
         await keeper.resolve_send(
-            conversation_id, SendKey(record, sequence, chunk), message_id=message_id, who=who, why=why
+            conversation, SendKey(record, sequence, chunk), message_id=message_id, who=who, why=why
         )
-    Console().print(escape(f"settled: {'given up, not sent' if not_sent else f'sent as {message_id}'}."))
+    if json:
+        settled = "not_sent" if not_sent else "sent"
+        told = {"conversation": conversation, "key": [record, sequence, chunk], "settled": settled}
+        print_json({**told, "message_id": message_id, "who": who, "why": why})
+    else:
+        Console().print(escape(f"settled: {'given up, not sent' if not_sent else f'sent as {message_id}'}."))
     return 0
 
 
-async def settle_message(url: str, conversation_id: str, number: int, *, drop: bool, who: str, why: str) -> int:
-    """Let a quarantined message be tried again, or drop it."""
-    async with await open_keeper(url) as keeper:
-        await keeper.resolve_message(conversation_id, number, drop=drop, who=who, why=why)
-    Console().print(f"message {number} {'is dropped' if drop else 'will be tried again'}; the conversation goes on.")
+async def resolve_message(
+    conversation: ConversationId,
+    number: Annotated[int, Parameter(help="The message's number, as `conversation` prints it.")],
+    *,
+    who: Who = None,
+    why: Why = None,
+    drop: Annotated[bool, Parameter(negative="", help="Do not handle it, instead of trying again.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: Json = False,
+) -> int:
+    """Let a message be tried again that is quarantined or waits, or drop a quarantined one."""
+    who, why = await asked_who(who), await asked_why(why)
+    async with await open_keeper(store) as keeper:
+        await keeper.resolve_message(conversation, number, drop=drop, who=who, why=why)
+    if json:
+        settled = "dropped" if drop else "tried_again"
+        print_json({"conversation": conversation, "message": number, "settled": settled, "who": who, "why": why})
+    else:
+        told = "is dropped" if drop else "will be tried again"
+        Console().print(f"message {number} {told}; the conversation goes on.")
     return 0

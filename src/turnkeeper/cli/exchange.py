@@ -4,34 +4,45 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import anyio
 import msgspec
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
 from turnkeeper.cli.opening import open_keeper
+from turnkeeper.cli.options import DEFAULT_STORE, Json, Scope, StoreUrl, TurnId
+from turnkeeper.cli.output import print_json
 from turnkeeper.engine import documents
 from turnkeeper.engine.wire import EngineCheckpoint
 from turnkeeper.errors import InvalidInput, TurnCheckpointError
 
 Format = Literal["json", "yaml"]
+_Format = Annotated[Format | None, Parameter(help="By the file's name, else JSON.")]
 
 
-async def export_turn(
-    url: str, turn_id: str, scope: str, *, at: int | None, form: Format | None, output: Path | None, events: bool
+async def export(
+    turn: TurnId,
+    *,
+    at: Annotated[int | None, Parameter(help="As it was at this sequence number.")] = None,
+    format: _Format = None,  # noqa: A002  # the field's word
+    output: Annotated[Path | None, Parameter(help="Write to this file.")] = None,
+    events: Annotated[bool, Parameter(negative="", help="The events instead, one JSON object a line.")] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    scope: Scope = "primary",
 ) -> int:
     """Print a turn's checkpoint, or its events one a line; into a file where one is named."""
-    async with await open_keeper(url) as keeper:
+    async with await open_keeper(store) as keeper:
         if events:
-            told = await keeper.events(turn_id, scope, at=at)
+            told = await keeper.events(turn, scope, at=at)
             text = "".join(documents.to_json(event) + "\n" for event in told)
         else:
-            checkpoint = await keeper.checkpoint(turn_id, scope, at=at)
-            text = "" if checkpoint is None else _written(checkpoint, form or _form_of(output))
+            checkpoint = await keeper.checkpoint(turn, scope, at=at)
+            text = "" if checkpoint is None else _written(checkpoint, format or _form_of(output))
     if not text:
-        raise TurnCheckpointError(f"turn {turn_id!r} ({scope}) is not in this store, or has no checkpoint up to there")
+        raise TurnCheckpointError(f"turn {turn!r} ({scope}) is not in this store, or has no checkpoint up to there")
     if output is None:
         sys.stdout.write(text)
     else:
@@ -39,20 +50,25 @@ async def export_turn(
     return 0
 
 
-async def import_turn(url: str, source: Path, *, form: Format | None, as_json: bool) -> int:
+async def import_checkpoint(
+    file: Annotated[Path, Parameter(help="An EngineCheckpoint, in JSON or YAML.")],
+    *,
+    format: _Format = None,  # noqa: A002  # the field's word
+    store: StoreUrl = DEFAULT_STORE,
+    json: Json = False,
+) -> int:
     """Begin a turn with the checkpoint in a file."""
     try:
-        text = await anyio.Path(source).read_bytes()
+        text = await anyio.Path(file).read_bytes()
     except OSError as e:
-        raise InvalidInput("FILE", f"{source} cannot be read: {e.strerror}") from e
-    read = documents.from_yaml if (form or _form_of(source)) == "yaml" else documents.from_json
+        raise InvalidInput("FILE", f"{file} cannot be read: {e.strerror}") from e
+    read = documents.from_yaml if (format or _form_of(file)) == "yaml" else documents.from_json
     loaded = read(EngineCheckpoint, text)
-    async with await open_keeper(url, create=True) as keeper:
+    async with await open_keeper(store, create=True) as keeper:
         scope = await keeper.adopt(loaded.value)
     turn_id = loaded.value.turn_id
-    if as_json:
-        told = {"turn": turn_id, "scope": scope, "ignored": sorted(loaded.unknown)}
-        sys.stdout.write(msgspec.json.encode(told).decode() + "\n")
+    if json:
+        print_json({"turn": turn_id, "scope": scope, "ignored": sorted(loaded.unknown)})
         return 0
     console = Console()
     for path in sorted(loaded.unknown):

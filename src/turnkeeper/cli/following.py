@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import sys
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
 import msgspec
+from cyclopts import Parameter
 from rich.console import Console
 from rich.markup import escape
 
 from turnkeeper.cli.opening import open_keeper
+from turnkeeper.cli.options import DEFAULT_STORE, Json, JsonLines, Scope, StoreUrl, TurnId
 from turnkeeper.cli.output import moment, moment_iso, print_json
 from turnkeeper.cli.timeline import describe
 from turnkeeper.errors import InvalidInput
@@ -28,19 +30,26 @@ _LINE: Final = 2000
 """Characters of a message that a difference shows."""
 
 
-async def follow_turn(url: str, turn_id: str, scope: str, *, wait: bool, as_json: bool) -> int:
+async def tail(
+    turn: TurnId,
+    *,
+    store: StoreUrl = DEFAULT_STORE,
+    scope: Scope = "primary",
+    wait: Annotated[bool, Parameter(negative="", help="Wait also for a turn that is not there yet.")] = False,
+    json: JsonLines = False,
+) -> int:
     """Print the records of a turn, and those that follow, until it is closed; one JSON object a line for programs."""
     console = Console(highlight=False)
     told = 0
-    async with await open_keeper(url) as keeper:
-        key = turn_key(trace_hash(turn_id), scope)
+    async with await open_keeper(store) as keeper:
+        key = turn_key(trace_hash(turn), scope)
         while True:
-            history = await keeper.history(turn_id, scope)
+            history = await keeper.history(turn, scope)
             if history is None and not wait:
-                raise InvalidInput("turn", f"there is no turn {turn_id!r} with scope {scope!r} in {url}")
+                raise InvalidInput("turn", f"there is no turn {turn!r} with scope {scope!r} in {store}")
             if history is not None:
                 for entry in history.entries[told:]:
-                    _tell(console, entry, as_json=as_json)
+                    _tell(console, entry, as_json=json)
                 told = len(history.entries)
                 if history.state.completed:
                     return 0
@@ -67,21 +76,29 @@ def _tell(console: Console, entry: Entry, *, as_json: bool) -> None:
     console.print(f"{entry.seq:4} {moment(entry.at)} {line.place:>5} {what} {escape(line.detail)}")
 
 
-async def print_difference(url: str, turn_id: str, scope: str, before: int, after: int | None, *, as_json: bool) -> int:
+async def diff(
+    turn: TurnId,
+    before: Annotated[int, Parameter(help="The earlier sequence number; 0 for before the turn.")],
+    after: Annotated[int | None, Parameter(help="The later one; the last without it.")] = None,
+    *,
+    store: StoreUrl = DEFAULT_STORE,
+    scope: Scope = "primary",
+    json: Json = False,
+) -> int:
     """Print what changed in a turn between two sequence numbers of its log. The exit status is 1 if anything did."""
     if before < 0 or (after is not None and after < 1):
         raise InvalidInput("sequence", "sequence numbers begin with 1; 0 is before the turn")
-    async with await open_keeper(url) as keeper:
-        one = await keeper.history(turn_id, scope, at=before) if before else None
-        other = await keeper.history(turn_id, scope, at=after)
+    async with await open_keeper(store) as keeper:
+        one = await keeper.history(turn, scope, at=before) if before else None
+        other = await keeper.history(turn, scope, at=after)
     if other is None:
-        raise InvalidInput("turn", f"there is no turn {turn_id!r} with scope {scope!r} in {url}")
+        raise InvalidInput("turn", f"there is no turn {turn!r} with scope {scope!r} in {store}")
     old, new = _standing(None if one is None else one.state), _standing(other.state)
     added = [entry for entry in other.entries if entry.seq > before]
-    if as_json:
+    if json:
         changed = {name: [old.get(name), new[name]] for name in new if old.get(name) != new[name]}
         records = [{"seq": entry.seq, **describe(entry.record).as_json()} for entry in added]
-        print_json({"turn": turn_id, "from": before, "to": _last(other), "changed": changed, "records": records})
+        print_json({"turn": turn, "from": before, "to": _last(other), "changed": changed, "records": records})
     else:
         _print_difference(old, new, before, _last(other))
     return 1 if added else 0

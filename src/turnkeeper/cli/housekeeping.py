@@ -1,7 +1,10 @@
-"""`prune` and `doctor`: keeping a store small, and knowing what it promises."""
+"""`prune`, `erase`, `copy`, `keys`, `migrate` and `doctor`: keeping a store small, safe, and as it should be."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from cyclopts import Parameter
 from msgspec import to_builtins
 from rich.console import Console
 from rich.markup import escape
@@ -9,6 +12,7 @@ from rich.table import Table
 
 from turnkeeper.cli.durations import seconds_of
 from turnkeeper.cli.opening import open_keeper
+from turnkeeper.cli.options import DEFAULT_STORE, Json, OlderThan, StoreUrl
 from turnkeeper.cli.output import moment_iso, print_json, size
 from turnkeeper.errors import InvalidInput
 from turnkeeper.keeper import Keeper
@@ -17,12 +21,18 @@ from turnkeeper.moving import copy_logs, keys_in_use
 from turnkeeper.stores.opening import migrate_store
 
 
-async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool) -> int:
+async def prune(
+    *,
+    older_than: OlderThan,
+    store: StoreUrl = DEFAULT_STORE,
+    dry_run: Annotated[bool, Parameter(negative="", help="Change nothing, only count.")] = False,
+    json: Json = False,
+) -> int:
     """Remove old completed turns, and say how many went and stayed."""
     age = seconds_of(older_than, "--older-than")
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await Keeper.open(store, create=False) as keeper:
         pruned = await keeper.prune(older_than_seconds=age, dry_run=dry_run)
-    if as_json:
+    if json:
         print_json({**pruned._asdict(), "dry_run": dry_run})
     else:
         verb = "would be removed" if dry_run else "removed"
@@ -30,13 +40,21 @@ async def prune_turns(url: str, older_than: str, *, dry_run: bool, as_json: bool
     return 0
 
 
-async def erase_turn(url: str, name: str, *, conversation: bool, as_json: bool) -> int:
+async def erase(
+    turn: Annotated[str, Parameter(help="The turn's id; with --conversation, the conversation's.")],
+    *,
+    conversation: Annotated[
+        bool, Parameter(negative="", help="Erase a conversation, with the turns that its steps ran.")
+    ] = False,
+    store: StoreUrl = DEFAULT_STORE,
+    json: Json = False,
+) -> int:
     """Erase a turn, or a conversation, and print the receipt. The exit status is 1 if something is left."""
-    async with await Keeper.open(url, create=False) as keeper:
-        receipt = await (keeper.erase_conversation(name) if conversation else keeper.erase(name))
-    if as_json:
+    async with await Keeper.open(store, create=False) as keeper:
+        receipt = await (keeper.erase_conversation(turn) if conversation else keeper.erase(turn))
+    if json:
         print_json(
-            {"conversation" if conversation else "turn": name, **to_builtins(receipt), "at": moment_iso(receipt.at)}
+            {"conversation" if conversation else "turn": turn, **to_builtins(receipt), "at": moment_iso(receipt.at)}
         )
     else:
         console = Console()
@@ -46,17 +64,28 @@ async def erase_turn(url: str, name: str, *, conversation: bool, as_json: bool) 
     return 1 if receipt.left else 0
 
 
-async def copy_store(source_url: str, target_url: str, *, rekey: bool, as_json: bool) -> int:
+async def copy(
+    source: Annotated[str, Parameter(help="The URL to copy from; nothing may write to it meanwhile.")],
+    target: Annotated[str, Parameter(help="The URL to copy to.")],
+    *,
+    rekey: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Encrypt what is copied with the current key of TURNKEEPER_KEYS; the others open it."
+        ),
+    ] = False,
+    json: Json = False,
+) -> int:
     """Copy all logs from one store to another: as they are kept, without keys, or opened and sealed again."""
     keyring = Keyring.from_environment() if rekey else None
     if rekey and keyring is None:
         raise InvalidInput("--rekey", "needs the keys in TURNKEEPER_KEYS or TURNKEEPER_KEYS_FILE")
     async with (
-        await Keeper.open(source_url, create=False, keyring=keyring) as source,
-        await Keeper.open(target_url, keyring=keyring) as target,
+        await Keeper.open(source, create=False, keyring=keyring) as old,
+        await Keeper.open(target, keyring=keyring) as new,
     ):
-        copied = await copy_logs(source.store, target.store)
-    if as_json:
+        copied = await copy_logs(old.store, new.store)
+    if json:
         print_json(copied)
     else:
         Console().print(
@@ -66,11 +95,11 @@ async def copy_store(source_url: str, target_url: str, *, rekey: bool, as_json: 
     return 0
 
 
-async def list_keys(url: str, *, as_json: bool) -> int:
+async def keys(*, store: StoreUrl = DEFAULT_STORE, json: Json = False) -> int:
     """Print which keys the records of a store are sealed with. Opens no record, and needs no key."""
-    async with await Keeper.open(url, create=False) as keeper:
+    async with await Keeper.open(store, create=False) as keeper:
         found = await keys_in_use(keeper.store)
-    if as_json:
+    if json:
         print_json([{"key": key_id, **use._asdict()} for key_id, use in found.items()])
         return 0
     table = Table()
@@ -82,21 +111,21 @@ async def list_keys(url: str, *, as_json: bool) -> int:
     return 0
 
 
-async def migrate_schema(url: str, *, as_json: bool) -> int:
+async def migrate(url: Annotated[str, Parameter(help="The store's URL.")], *, json: Json = False) -> int:
     """Migrate a store's schema, and print the versions."""
     before, after = await migrate_store(url)
-    if as_json:
+    if json:
         print_json({"before": before, "after": after})
     else:
         Console().print("is up to date" if before == after else f"schema version {before} is now {after}")
     return 0
 
 
-async def examine(url: str, *, as_json: bool) -> int:
+async def doctor(url: Annotated[str, Parameter(help="The store's URL.")] = DEFAULT_STORE, *, json: Json = False) -> int:
     """Print what the store promises."""
     async with await open_keeper(url) as keeper:
         promises = await keeper.promises()
-    if as_json:
+    if json:
         print_json([promise._asdict() for promise in promises])
     else:
         table = Table()

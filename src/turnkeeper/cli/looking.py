@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from turnkeeper.cli.durations import seconds_of
 from turnkeeper.cli.opening import open_keeper
+from turnkeeper.cli.options import DEFAULT_STORE, Json, Limit, OlderThan, Scope, StoreUrl, TurnId
 from turnkeeper.cli.output import moment, moment_iso, print_json, size
 from turnkeeper.cli.timeline import describe
 from turnkeeper.errors import InvalidInput
@@ -22,24 +23,24 @@ from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Round, final_text, rounds_of, thaw_messages
 
 
-async def print_list(
-    url: str,
+async def list_turns(
     *,
-    attention: bool,
-    phase: str | None,
-    labels: Sequence[str],
-    older_than: str | None,
-    limit: int,
-    as_json: bool,
+    store: StoreUrl = DEFAULT_STORE,
+    attention: Annotated[bool, Parameter(negative="", help="Only turns that need somebody.")] = False,
+    phase: Annotated[str | None, Parameter(help="Only turns in this phase, as COMPLETED.")] = None,
+    label: Annotated[list[str] | None, Parameter(help="Only turns with this label, as customer=4711.")] = None,
+    older_than: OlderThan | None = None,
+    limit: Limit = 50,
+    json: Json = False,
 ) -> int:
     """Print the turns of a store."""
-    pairs = [_label(one) for one in labels]
+    pairs = [_label(one) for one in label or ()]
     age = None if older_than is None else seconds_of(older_than, "--older-than")
     try:
         wanted = None if phase is None else TurnPhase(phase.upper())
     except ValueError as e:
         raise InvalidInput("--phase", f"{phase} is none of {', '.join(p.value for p in TurnPhase)}") from e
-    async with await open_keeper(url) as keeper:
+    async with await open_keeper(store) as keeper:
         before = None if age is None else await keeper.now() - age * 1000
         found = [
             head
@@ -48,7 +49,7 @@ async def print_list(
         ]
     found.sort(key=lambda head: (head.attention is None, -head.updated))
     shown = found[:limit] if limit > 0 else found
-    if as_json:
+    if json:
         print_json([_head_json(head) for head in shown])
         return 0
     table = Table()
@@ -96,18 +97,25 @@ def _head_json(head: Head) -> dict[str, Any]:
     }
 
 
-async def print_turn(url: str, turn_id: str, scope: str, *, at: int | None, as_json: bool) -> int:
+async def show(
+    turn: TurnId,
+    *,
+    store: StoreUrl = DEFAULT_STORE,
+    scope: Scope = "primary",
+    at: Annotated[int | None, Parameter(help="As it was at this sequence number.")] = None,
+    json: Json = False,
+) -> int:
     """Print one turn as a time line."""
     if at is not None and at < 1:
         raise InvalidInput("--at", "sequence numbers begin with 1")
-    async with await open_keeper(url) as keeper:
-        history = await keeper.history(turn_id, scope, at=at)
+    async with await open_keeper(store) as keeper:
+        history = await keeper.history(turn, scope, at=at)
     if history is None:
-        raise InvalidInput("turn", f"there is no turn {turn_id!r} with scope {scope!r} in {url}")
-    if as_json:
-        print_json(_turn_json(turn_id, scope, history))
+        raise InvalidInput("turn", f"there is no turn {turn!r} with scope {scope!r} in {store}")
+    if json:
+        print_json(_turn_json(turn, scope, history))
     else:
-        _print_turn(turn_id, scope, history)
+        _print_turn(turn, scope, history)
     return 0
 
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import anyio
 import msgspec
 from anyio.abc import TaskStatus
+from cyclopts import Parameter
 from rich.console import Console
 
+from turnkeeper.cli.durations import seconds_of
+from turnkeeper.cli.loading import load
+from turnkeeper.cli.options import ServiceTarget
 from turnkeeper.errors import InvalidInput
 from turnkeeper.service import Service
 from turnkeeper.worker import Progress, Worker
@@ -30,77 +31,56 @@ _TELL: Final = 10.0
 """Most often, in seconds, that progress is told where there is no terminal."""
 
 
-def load_service(target: str) -> Service:
-    """The service that `module:attribute` names: it itself, or a function that makes it.
-
-    Raises:
-        InvalidInput: there is no such module, attribute or service.
-    """
-    module_name, colon, attribute = target.partition(":")
-    if not module_name or not colon or not attribute:
-        raise InvalidInput("service", f"{target!r} is not of the form module:attribute, as app:service")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as e:
-        if e.name is None or not module_name.startswith(e.name):
-            raise
-        raise InvalidInput("service", f"there is no module {module_name!r} here") from e
-    found: Any = getattr(module, attribute, None)
-    if callable(found) and not isinstance(found, Service):
-        found = found()
-    if not isinstance(found, Service):
-        raise InvalidInput("service", f"{target!r} is no turnkeeper.Service, nor a function that makes one")
-    return found
+_Wait = Annotated[str, Parameter(help="How long to wait at the start for a store that cannot be reached yet.")]
 
 
-async def run_worker(
-    target: str,
+async def worker(
+    service: ServiceTarget,
     *,
-    concurrency: int,
-    drain_seconds: float,
-    lease_seconds: float,
-    sweep_seconds: float,
-    wait_seconds: float,
-    health_port: int | None,
+    concurrency: Annotated[int, Parameter(help="Conversations that are handled at the same time.")] = 16,
+    drain: Annotated[str, Parameter(help="How long what is under way may take after SIGTERM: 20s, 5m.")] = "20s",
+    lease: Annotated[str, Parameter(help="How long a dead worker's hints stay its: 30s.")] = "30s",
+    sweep: Annotated[str, Parameter(help="Between two looks through the store for what no hint told of.")] = "15s",
+    wait: _Wait = "1m",
+    health_port: Annotated[int | None, Parameter(help="Serve /healthz and /readyz on this port of 127.0.0.1.")] = None,
 ) -> int:
     """Work until SIGTERM or SIGINT; then finish what is under way, or put it back."""
     if concurrency < 1:
         raise InvalidInput("--concurrency", f"must be at least 1, not {concurrency}")
-    service = load_service(target)
+    loaded = load(service, Service, "service")
     console = Console(stderr=True)
     _log_to_stderr()
-    async with service.open(replicas=True, wait_seconds=wait_seconds) as running:
-        worker = Worker(
+    async with loaded.open(replicas=True, wait_seconds=seconds_of(wait, "--wait")) as running:
+        drainer = Worker(
             running.bot,
             running.transport,
             at_once=concurrency,
-            drain_seconds=drain_seconds,
-            lease_seconds=lease_seconds,
-            sweep_seconds=sweep_seconds,
+            drain_seconds=seconds_of(drain, "--drain"),
+            lease_seconds=seconds_of(lease, "--lease"),
+            sweep_seconds=seconds_of(sweep, "--sweep"),
             changed=_teller(console),
         )
         async with anyio.create_task_group() as tasks:
             if health_port is not None:
-                await tasks.start(_serve_health, health_port, worker.progress)
-            await tasks.start(_drain_on_signals, worker)
-            log.info("worker %s takes from %s", running.bot.name, service.queue)
-            await worker.run()
+                await tasks.start(_serve_health, health_port, drainer.progress)
+            await tasks.start(_drain_on_signals, drainer)
+            log.info("worker %s takes from %s", running.bot.name, loaded.queue)
+            await drainer.run()
             tasks.cancel_scope.cancel()
-    log.info("stopped: %d messages handled, %d failures", worker.progress.handled, worker.progress.failures)
+    log.info("stopped: %d messages handled, %d failures", drainer.progress.handled, drainer.progress.failures)
     return 0
 
 
-async def run_front(target: str, *, wait_seconds: float) -> int:
+async def serve(service: ServiceTarget, *, wait: _Wait = "1m") -> int:
     """Run a service's front end until SIGTERM or SIGINT: messages in, into the journal, and told to the workers."""
-    service = load_service(target)
-    if service.front is None:
-        raise InvalidInput("service", f"{target!r} has no front end: give it `Service(front=…)`")
+    loaded = load(service, Service, "service")
+    if loaded.front is None:
+        raise InvalidInput("service", f"{service!r} has no front end: give it `Service(front=…)`")
     _log_to_stderr()
-    opened = service.open(replicas=True, wait_seconds=wait_seconds)
+    opened = loaded.open(replicas=True, wait_seconds=seconds_of(wait, "--wait"))
     async with opened as running, anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_on_signals, tasks.cancel_scope)
-        await service.front(running)
+        await loaded.front(running)
         tasks.cancel_scope.cancel()
     return 0
 

@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Annotated
 
 import anyio
-import msgspec
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
@@ -22,19 +23,21 @@ from turnkeeper.cli.demo.ledger import Ledger
 from turnkeeper.cli.demo.proof import Verdict, prove
 from turnkeeper.cli.demo.supervisor import Progress, supervise
 from turnkeeper.cli.demo.worker import Orders
+from turnkeeper.cli.options import Json
+from turnkeeper.cli.output import print_json
 from turnkeeper.errors import InvalidInput
 from turnkeeper.keeper import Keeper
 
 
-async def run_demo(
+async def demo(
     *,
-    conversations: Path | None,
-    store: str | None,
-    kills: int,
-    workers: int,
-    seed: int,
-    lease_seconds: float,
-    as_json: bool,
+    conversations: Annotated[Path | None, Parameter(help="Recorded conversations, one JSON object a line.")] = None,
+    store: Annotated[str | None, Parameter(help="The store's URL; a new SQLite file without it.")] = None,
+    kills: Annotated[int, Parameter(help="How many workers to kill.")] = 25,
+    workers: Annotated[int, Parameter(help="How many workers to run at once.")] = 2,
+    seed: Annotated[int, Parameter(help="Chooses when and where is killed.")] = 1,
+    lease: Annotated[float, Parameter(help="Seconds that a worker may be silent before another takes over.")] = 2.0,
+    json: Json = False,
 ) -> int:
     """Run the demo; the exit status: 1 if anything was done twice, lost, or left unfinished."""
     for name, number, least in (("kills", kills, 0), ("workers", workers, 1)):
@@ -51,9 +54,9 @@ async def run_demo(
             ledger=os.fspath(folder / "ledger.db"),
             conversations=None if conversations is None else str(await anyio.Path(conversations).absolute()),
             prefix=prefix,
-            lease_seconds=lease_seconds,
+            lease_seconds=lease,
         )
-        show = _live_view(stack, Console(stderr=as_json), quiet=as_json and not sys.stderr.isatty())
+        show = _live_view(stack, Console(stderr=json), quiet=json and not sys.stderr.isatty())
         progress, seconds = await supervise(orders, recorded, workers=workers, kills=kills, seed=seed, show=show)
         wanted = [turn for conversation in recorded for turn in turns(conversation)]
         ledger = Ledger(Path(orders.ledger))
@@ -62,8 +65,8 @@ async def run_demo(
                 verdict = await prove(keeper, ledger, wanted, prefix, progress, seconds)
         finally:
             ledger.close()
-    if as_json:
-        sys.stdout.write(msgspec.json.encode(verdict).decode() + "\n")
+    if json:
+        print_json(verdict)
     else:
         _print(verdict, Console())
     return 0 if verdict.holds else 1
