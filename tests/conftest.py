@@ -55,7 +55,7 @@ def also_encrypted(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("store", [*STORES, *(name + ENCRYPTED for name in names), *later], indirect=True)
 
 
-BOTH_PROTOCOLS = {"conformance", "model", "crash", "stores", "transport"}
+BOTH_PROTOCOLS = {"conformance", "crash", "stores", "transport"}
 """Folders whose tests run with both protocols of Redis every time. Elsewhere what is tested lies above the client."""
 
 

@@ -26,7 +26,7 @@ def _url(name: str, request: pytest.FixtureRequest) -> str:
     return redis.url()
 
 
-@pytest.mark.parametrize("name", ["postgres", "redis", "redis cluster"])
+@pytest.mark.parametrize("name", ["postgres", "redis cluster"])
 def test_demo_survives_kills(name: str, request: pytest.FixtureRequest) -> None:
     done = turnkeeper("demo", "--store", _url(name, request), "--kills", "10", "--seed", "3", "--json")
     assert done.status == 0, done.err
@@ -49,7 +49,7 @@ def test_demo_survives_200_kills(name: str, request: pytest.FixtureRequest) -> N
     assert done.document["kills_in_a_turn"] == 200
 
 
-@pytest.mark.parametrize("name", ["postgres", "redis", "redis cluster"])
+@pytest.mark.parametrize("name", ["postgres", pytest.param("redis", marks=pytest.mark.soak), "redis cluster"])
 def test_logs_move_there_and_back(
     name: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

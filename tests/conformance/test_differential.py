@@ -408,7 +408,7 @@ def test_every_store_decides_the_same(
         stores = runner.run(opening.__aenter__())
 
         @settings(
-            max_examples=40,
+            max_examples=20,
             deadline=None,
             derandomize=True,  # the same sequences in every run: a failure here is one everywhere
             database=None,

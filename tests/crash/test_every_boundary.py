@@ -22,13 +22,14 @@ FARTHEST = 14
 SLOTS = [[round_index, slot_index] for round_index, tools in enumerate(ROUNDS) for slot_index in range(tools)]
 SEEDS = (1, 2)
 """Of the test that kills again and again."""
-ON_SERVERS_IN_SEQUENCE = {
-    "postgres": (Policy.FAIL_CLOSED, Policy.TRANSACTIONAL),
-    **dict.fromkeys(("redis", "redis resp3", "redis cluster"), (Policy.FAIL_CLOSED, Policy.REPLAY_SAFE)),
+ON_SERVERS = {
+    "postgres": ((Policy.FAIL_CLOSED, True), (Policy.TRANSACTIONAL, False)),
+    "redis": ((Policy.FAIL_CLOSED, True), (Policy.REPLAY_SAFE, False)),
+    "redis resp3": ((Policy.REPLAY_SAFE, True),),
+    "redis cluster": ((Policy.RECONCILE, True),),
 }
-"""The policies whose tools are killed in sequence too in every run; the others are, in `make soak`. What is different on a server
-is its store, and that does not know policies; in parallel all of them are killed in every run. Of Redis the newer protocol and
-the cluster are left to `make soak` there: these stores differ in the client alone."""
+"""Policies, and whether tools run in parallel, of every run; the others are in `make soak`. On a file all are killed every time:
+what is different on a server is its store, and that knows neither policies nor tools."""
 
 
 def every_policy_on_every_store(*, seeds: Sequence[int] = ()) -> pytest.MarkDecorator:
@@ -37,9 +38,8 @@ def every_policy_on_every_store(*, seeds: Sequence[int] = ()) -> pytest.MarkDeco
     for store, policy, parallel in product(STORES, Policy, (True, False)):
         if policy is Policy.TRANSACTIONAL and store not in TRANSACTIONAL:
             continue
-        on_server = store in ON_SERVERS_IN_SEQUENCE
-        every_time = ON_SERVERS_IN_SEQUENCE.get(store, ()) if store in ("postgres", "redis") else ()
-        later = not seeds and on_server and not parallel and policy not in every_time
+        on_server = store in ON_SERVERS
+        later = on_server and (policy, parallel) not in ON_SERVERS[store]
         for more in [[seed] for seed in seeds[: 1 if on_server else None]] if seeds else [[]]:
             name = [store, policy.value, "parallel" if parallel else "in sequence", *map(str, more)]
             marks = [pytest.mark.soak] if later else []

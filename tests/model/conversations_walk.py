@@ -380,7 +380,7 @@ class Walk(RuleBasedStateMachine):
 
 
 WALKS: Final = settings(
-    max_examples=100,
+    max_examples=30,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,  # the same walks in every run: a failure here is one everywhere

@@ -38,7 +38,6 @@ def explored(settings: Settings, at_least: int) -> None:
 
 SMALL = {
     "a platform that drops a second one": (Settings("dedups"), 20_000),
-    "a platform that can be searched": (Settings("finds"), 25_000),
     "a platform that knows nothing": (Settings("neither"), 28_000),
     "first-wait mode": (Settings("dedups", ("aas",), THREE, first_wait=True, faults=1), 20_000),
     "a word that ends the flow": (Settings(messages=("text", "cancel", "text"), faults=1), 8_000),
@@ -60,6 +59,7 @@ def test_racing_replicas(settings: Settings, at_least: int) -> None:
 
 
 LARGE = {
+    "a platform that can be searched": (Settings("finds"), 25_000),
     "the seed's flow, a platform that drops a second one": (Settings("dedups", SEED, THREE), 150_000),
     "the seed's flow, a platform that can be searched": (Settings("finds", SEED, THREE), 250_000),
     "the seed's flow, a platform that knows nothing": (Settings("neither", SEED, THREE), 250_000),

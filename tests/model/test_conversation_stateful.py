@@ -95,6 +95,12 @@ TestPure = Pure.TestCase
 TestPure.settings = WALKS
 
 
+@pytest.mark.soak
+def test_many_more_walks() -> None:
+    """As `TestPure`."""
+    run_state_machine_as_test(Pure, settings=settings(WALKS, max_examples=300))
+
+
 class InStore(Walk):
     """Through `ConversationHandle`, two of them, in a store."""
 
@@ -192,8 +198,8 @@ def test_walks(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Non
             compactions.append(self.compactions)
             super().teardown()
 
-    run_state_machine_as_test(There, settings=settings(WALKS, max_examples=12, phases=[Phase.generate]))
-    assert sum(compactions) >= 3, "logs were compacted in the middle of walks"
+    run_state_machine_as_test(There, settings=settings(WALKS, max_examples=8, phases=[Phase.generate]))
+    assert sum(compactions) >= 2, "logs were compacted in the middle of walks"
 
 
 @pytest.mark.anyio

@@ -48,10 +48,6 @@ SLOTS = {
         Settings(workers=2, lands_late=True, finds_out=False, operator=True, abandons=True),
         8_000,
     ),
-    "two slots and the commit of their round": (
-        Settings(workers=2, slots=2, most_fences=2, finds_out=False),
-        40_000,
-    ),
     "two slots, completion and next begin in one append": (Settings(slots=2, fused=True), 18_000),
 }
 
@@ -63,6 +59,13 @@ def test_slots_of_racing_workers(settings: Settings, at_least: int) -> None:
     found = explore(world.initial(), world.successors, world.check, goal=world.settled)
     assert max(max(state.effects) for state in found.seen) == 1, "effects do happen"
     report(found, at_least)
+
+
+@pytest.mark.soak
+def test_two_slots_and_the_commit_of_their_round() -> None:
+    """As `test_slots_of_racing_workers`, in a larger world."""
+    world = Slots(Settings(workers=2, slots=2, most_fences=2, finds_out=False))
+    report(explore(world.initial(), world.successors, world.check, goal=world.settled), 40_000)
 
 
 def reclaims_unsafe(

@@ -14,7 +14,14 @@ from typing import Any, Final, TypeVar
 import pytest
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tests.conformance.support import ClockedStore
 from tests.model.reference import CLAIM_LEASE, EXECUTION_LEASE, Answer, Call, Error, Journal
@@ -470,7 +477,7 @@ def _wire(call: Call) -> dict[str, Any]:
 pytestmark = pytest.mark.timeout(600)
 
 WALKS: Final = settings(
-    max_examples=100,
+    max_examples=40,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,  # the same walks in every run: a failure here is one everywhere
@@ -480,3 +487,9 @@ WALKS: Final = settings(
 
 TestTurn = Turn.TestCase
 TestTurn.settings = WALKS
+
+
+@pytest.mark.soak
+def test_many_more_walks() -> None:
+    """As `TestTurn`."""
+    run_state_machine_as_test(Turn, settings=settings(WALKS, max_examples=400))

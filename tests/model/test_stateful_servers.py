@@ -42,4 +42,4 @@ def test_walks(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> Non
             """See `Turn.close`."""
             await self.stack.aclose()
 
-    run_state_machine_as_test(TurnThere, settings=settings(WALKS, max_examples=15))
+    run_state_machine_as_test(TurnThere, settings=settings(WALKS, max_examples=8))
