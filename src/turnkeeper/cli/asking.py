@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 from collections.abc import Sequence
 
-import anyio.to_thread
+import anyio
 
 from turnkeeper.errors import InvalidInput
 
@@ -30,8 +31,7 @@ async def asked(
         raise InvalidInput(option, "is needed (on a terminal it is asked for)")
     told = f" ({'/'.join(choices)})" if choices else "" if default is None else f" [{default}]"
     while True:
-        # In a thread, so that Ctrl-C ends the command at once; on standard error, so that a result alone is on the output.
-        line = await anyio.to_thread.run_sync(_line, f"{question}{told}: ", abandon_on_cancel=True)
+        line = await _line(f"{question}{told}: ")
         if not line:
             raise InvalidInput(option, "was not answered")
         answer = line.strip() or default or ""
@@ -42,10 +42,12 @@ async def asked(
             return answer
 
 
-def _line(prompt: str) -> str:
-    sys.stderr.write(prompt)
+async def _line(prompt: str) -> str:
+    sys.stderr.write(prompt)  # on the output is the result alone
     sys.stderr.flush()
-    return sys.stdin.readline()
+    # Waited for by the event loop, so that Ctrl-C ends the command at once. A terminal hands out one line at a time.
+    await anyio.wait_readable(sys.stdin)
+    return os.read(sys.stdin.fileno(), 65536).decode(errors="replace")
 
 
 async def asked_who(given: str | None) -> str:

@@ -216,7 +216,7 @@ async def resolve_send(
         record, sequence, chunk = map(int, key.split("."))
     except ValueError as e:
         raise InvalidInput("key", f"{key!r} is not of the form 4.0.0, as `turnkeeper conversation` prints it") from e
-    who, why = await asked_who(who), await asked_why(why)
+    why, who = await asked_why(why), await asked_who(who)
     async with await open_keeper(store) as keeper:
         await keeper.resolve_send(
             conversation, SendKey(record, sequence, chunk), message_id=message_id, who=who, why=why
@@ -241,7 +241,7 @@ async def resolve_message(
     json: Json = False,
 ) -> int:
     """Let a message be tried again that is quarantined or waits, or drop a quarantined one."""
-    who, why = await asked_who(who), await asked_why(why)
+    why, who = await asked_why(why), await asked_who(who)
     async with await open_keeper(store) as keeper:
         await keeper.resolve_message(conversation, number, drop=drop, who=who, why=why)
     if json:

@@ -13,7 +13,7 @@ from turnkeeper.cli.asking import asked_who, asked_why
 from turnkeeper.cli.loading import load
 from turnkeeper.cli.opening import open_keeper
 from turnkeeper.cli.options import DEFAULT_STORE, Json, Scope, StoreUrl, TurnId, Who
-from turnkeeper.cli.output import print_json
+from turnkeeper.cli.output import owner_name, print_json
 from turnkeeper.engine.ports import Agent, ReplyPort
 from turnkeeper.errors import InvalidInput
 from turnkeeper.keeper import Keeper
@@ -83,7 +83,7 @@ async def release(
             document = {"conversation": turn, "owner": whose}
         else:
             taken = await keeper.release(turn, who=who, why=why, owner=owner, force=force, scope=scope)
-            told = [f"released from {taken[0].owner}:", *map(_line, taken), f"Run the turn {turn} again."]
+            told = [f"released from {owner_name(taken[0].owner)}:", *map(_line, taken), f"Run the turn {turn} again."]
             held = [{"what": one.what, "slot": one.slot, "lease_ms": one.length} for one in taken]
             document = {"turn": turn, "scope": scope, "owner": taken[0].owner, "released": held}
     if json:

@@ -13,7 +13,7 @@ from rich.table import Table
 from turnkeeper.cli.durations import seconds_of
 from turnkeeper.cli.opening import open_keeper
 from turnkeeper.cli.options import DEFAULT_STORE, Json, Limit, OlderThan, Scope, StoreUrl, TurnId
-from turnkeeper.cli.output import moment, moment_iso, print_json, size
+from turnkeeper.cli.output import moment, moment_iso, owner_name, print_json, size
 from turnkeeper.cli.timeline import describe
 from turnkeeper.errors import InvalidInput
 from turnkeeper.log import values
@@ -62,7 +62,7 @@ async def list_turns(
             escape(name if scope == "primary" else f"{name} ({scope})"),
             head.phase,
             f"[bold red]{head.attention}[/]" if head.attention else "",
-            escape(head.owner or ""),
+            escape(owner_name(head.owner or "")),
             str(head.tail),
             size(head.size),
             moment(head.updated),

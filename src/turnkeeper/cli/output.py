@@ -24,6 +24,11 @@ def moment_iso(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def owner_name(owner: str) -> str:
+    """A run's owner token without its random part, which `--json` has."""
+    return owner.rsplit(":", 1)[0]
+
+
 def size(count: int) -> str:
     """A number of bytes, for people."""
     return f"{count} B" if count < 10_000 else f"{count / 1000:,.1f} kB"

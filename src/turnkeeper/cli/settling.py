@@ -15,7 +15,7 @@ from turnkeeper.cli.asking import asked, asked_who, asked_why, somebody_is_there
 from turnkeeper.cli.durations import seconds_of
 from turnkeeper.cli.opening import open_keeper
 from turnkeeper.cli.options import DEFAULT_STORE, Json, RoundIndex, Scope, SlotIndex, StoreUrl, TurnId, Who, Why
-from turnkeeper.cli.output import moment, print_json
+from turnkeeper.cli.output import moment, owner_name, print_json
 from turnkeeper.engine import documents
 from turnkeeper.engine.stored import stored_response
 from turnkeeper.engine.wire import ModelInvocationResponse
@@ -113,10 +113,11 @@ def _doubts(history: TurnHistory) -> list[_Doubt]:
 
 def _show(doubt: _Doubt) -> None:
     console = Console(stderr=True, highlight=False)
-    arguments = msgspec.json.encode(doubt.arguments).decode()
+    given = doubt.arguments
+    arguments = given if isinstance(given, str) else msgspec.json.encode(given).decode()
     console.print(escape(f"{doubt.round_index}.{doubt.slot_index} {doubt.tool} {arguments}"))
     console.print(escape(f"in doubt since {moment(doubt.at)}: {doubt.reason}"))
-    console.print(escape(f"owner {doubt.slot.owner}, fence {doubt.slot.fence}"))
+    console.print(escape(f"owner {owner_name(doubt.slot.owner)}, fence {doubt.slot.fence}"))
     if doubt.slot.evidence is not None:
         late = msgspec.json.encode(values.thaw(doubt.slot.evidence)).decode()
         console.print(escape(f"a result came too late to count: {late}"))

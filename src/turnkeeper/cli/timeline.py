@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from turnkeeper.cli.output import owner_name
 from turnkeeper.turn import records as r
 
 
@@ -48,13 +49,8 @@ def describe(record: r.AnyRecord) -> Line:
     return Line(what, place, detail, style, fields)
 
 
-def _owner(owner: str) -> str:
-    """A run's owner token without its random part, which `--json` has."""
-    return owner.rsplit(":", 1)[0]
-
-
 def _lease(record: Any) -> str:
-    return f"{_owner(record.owner)}, lease {record.lease_ms / 1000:g} s"
+    return f"{owner_name(record.owner)}, lease {record.lease_ms / 1000:g} s"
 
 
 def _detail(record: r.AnyRecord) -> tuple[str, str]:
@@ -84,7 +80,7 @@ def _detail(record: r.AnyRecord) -> tuple[str, str]:
         case r.ToolAmbiguous():
             return record.reason, "bold red"
         case r.ToolEvidence():
-            return f"a late result from {_owner(record.owner)}, fence {record.fence}", "yellow"
+            return f"a late result from {owner_name(record.owner)}, fence {record.fence}", "yellow"
         case r.ToolResolved():
             return f"{record.resolution.value}, says {record.who}: {record.why}", "magenta"
         case r.RoundCommitted():
@@ -101,7 +97,7 @@ def _detail(record: r.AnyRecord) -> tuple[str, str]:
         case r.DeliveryDisputed():
             return f"also as message {record.message_id}", "bold red"
         case r.LeasesReleased():
-            return f"{_owner(record.owner)} is dead, says {record.who}: {record.why}", "magenta"
+            return f"{owner_name(record.owner)} is dead, says {record.who}: {record.why}", "magenta"
         case r.RunStopped():
             return f"{record.status}: {record.error_kind}, {record.message}", "yellow"
         case r.Completed():
