@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.console import Console
 
-from bench import finished, growth, loading, memory, messages, projecting, ratio, service
+from bench import finished, growth, loading, memory, messages, projecting, ratio, service, starting
 from bench.drivers import JOURNAL
 from bench.findings import Finding, show
 from bench.loop import LOOP
@@ -54,6 +54,7 @@ _PARTS: Final[dict[str, _Part]] = {
     "service": _Part("a service of real processes", service.measure),
     "opening": _Part("opening a long conversation", messages.opening, ("sqlite",)),  # what is read is the same on all
     "finished": _Part("memory of finished turns", finished.measure),
+    "starting": _Part("starting", starting.measure, ("sqlite",)),  # which has nothing to do with stores
 }
 
 

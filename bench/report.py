@@ -12,6 +12,8 @@ _SHOWN = (
     "quartiles",
     "and",
     "CPU ratio",
+    "x bare interpreter",
+    "bare ms",
     "ms",
     "raw ms",
     "x bodies",

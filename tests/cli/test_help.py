@@ -62,16 +62,40 @@ def test_help_of_the_command_itself() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str, tmp_path: Path) -> None:
-    """A script that knows the commands and their options."""
-    script = tmp_path / "script"
-    done = turnkeeper("--install-completion", "--shell", shell, "--output", script, environment={"HOME": str(tmp_path)})
+@pytest.mark.parametrize("somewhere", [False, True])
+def test_completion(shell: str, somewhere: bool, tmp_path: Path) -> None:
+    """A script that knows the commands and their options, where the shell looks for it, or elsewhere."""
+    where = ("--output", tmp_path / "script") if somewhere else ()
+    done = turnkeeper("--install-completion", "--shell", shell, *where, environment={"HOME": str(tmp_path)})
     assert (done.status, done.err) == (0, "")
-    written = script.read_text()
+    told = Path(done.out.splitlines()[0].removeprefix("written to "))
+    written = told.read_text()
     for word in ("resolve-message", "not-sent-by", "release", "older-than", "did_not_happen"):
         assert word in written
     if shell == "bash":
-        subprocess.run(["bash", "-n", script], check=True, timeout=60)
+        subprocess.run(["bash", "-n", told], check=True, timeout=60)
+    if somewhere:
+        assert list(tmp_path.iterdir()) == [told], "nothing else is touched"
+
+
+def test_completion_for_a_shell_that_is_not_known(tmp_path: Path) -> None:
+    done = turnkeeper("--install-completion", environment={"HOME": str(tmp_path), "SHELL": "/bin/unheard-of"})
+    assert (done.status, "--shell" in done.err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_of_all_and_completion_need_no_extra(tmp_path: Path) -> None:
+    code = (
+        "import sys\nsys.modules.update(dict.fromkeys(['cryptography', 'httpx2', 'opentelemetry', 'psycopg', 'redis']))\n"
+        "sys.modules.update(dict.fromkeys(['anthropic', 'openai', 'starlette', 'uvicorn', 'yaml']))\n"
+        "from turnkeeper.cli.app import COMMANDS, app\n"
+        "for command in COMMANDS: app([command.name, '--help'])\n"
+        "app(['--install-completion', '--shell', 'bash', '--output', sys.argv[1]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "script"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 LIGHT = {"cyclopts", "rich"}

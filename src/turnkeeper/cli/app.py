@@ -296,8 +296,11 @@ def _made() -> App:
             help="\n\n".join(filter(None, (command.summary, command.more))),
             help_epilogue=_written_out(command.examples),
         )
-    made.register_install_completion_command(  # pyright: ignore[reportUnknownMemberType]  # its **kwargs have no type
-        help="Install completion for your shell: bash, zsh or fish."
+    made.command(
+        "turnkeeper.cli.completing:install_completion",
+        name="--install-completion",
+        help="Install completion of commands, options and choices for bash, zsh or fish.",
+        help_epilogue=_written_out(("turnkeeper --install-completion", "turnkeeper --install-completion --shell zsh")),
     )
     return made
 
