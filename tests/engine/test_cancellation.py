@@ -204,6 +204,32 @@ async def test_cancelled_at_every_turn_of_the_loop(cancelled: How, *, parallel: 
     assert turns > 20
 
 
+@pytest.mark.parametrize("looks", [True, False])
+async def test_a_call_that_is_cut_off_is_in_doubt_at_once(keeper: Keeper, *, looks: bool) -> None:
+    """T3: its owner says so itself, so that a look-up, or a person, need not wait for the end of its lease."""
+    begun = anyio.Event()
+
+    async def look_up(context: Context) -> Happened:
+        return Happened("acted")
+
+    @tool(reconcile=look_up if looks else None)
+    async def act() -> str:
+        begun.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    agent = Agent(asks_once(("act", "")), [act])
+    run = asyncio.ensure_future(keeper.run(agent, "go", turn_id="t"))
+    await begun.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    (doubt,) = await records_of(keeper, r.ToolAmbiguous)
+    assert doubt.reason == "it was cancelled while it ran"
+    result = await keeper.run(agent, "go", turn_id="t", wait=False)
+    assert result.status == ("success" if looks else "reconciliation_required")
+
+
 # --- threads -------------------------------------------------------------------------------------------------
 
 

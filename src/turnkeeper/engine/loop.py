@@ -55,6 +55,7 @@ _POLL: Final = 0.5
 """Most seconds between two looks at a turn that another worker is at, where the store does not tell of changes."""
 _STUCK: Final = 5
 """Looks at an unchanged log without getting on, before that is called a fault."""
+_BEHIND_A_BARRIER: Final = (ToolCallState.EXECUTING, ToolCallState.AMBIGUOUS)
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class TurnRun:
             wrote = self._turn.log.appends > 0 or state.owner == self._journal.owner or state.revision == 1
             # Behind a barrier, the contract reads a cancellation as proof that the tool did not run (5.2, 2).
             slots = () if state.round is None else state.round.slots
-            begun = any(one is not None and one.state is ToolCallState.EXECUTING for one in slots)
+            begun = any(one is not None and one.state in _BEHIND_A_BARRIER for one in slots)
             return self._journal.decide(state, [stop] if wrote and not begun else [], now)
 
         await self._follow()

@@ -36,6 +36,7 @@ from turnkeeper.turn.state import Slot, TurnState, find_slot
 
 log = logger(__name__)
 
+_CANCELLED: Final = "it was cancelled while it ran"
 _TRIES: Final = 3
 """Runs of a call that provably did not happen, or that may run again, before the model is told of the failure."""
 _MOST_OWNERS: Final = 10
@@ -460,10 +461,11 @@ class ToolRound:
                 except Exception as e:
                     return None, e
                 except anyio.get_cancelled_exc_class():
-                    if (not started or tool.replayable) and not context.lost:
-                        # Cancelled at the barrier, or while it waited for a thread: nothing ran. Or it may run again anyway:
-                        # the slot is given back, so that nobody waits for the end of its lease.
-                        await self._journal.ask(self._abandon(call))
+                    # Said at once, so that nobody waits for the end of the slot's lease.
+                    if not context.lost:
+                        # Cancelled at the barrier, or while it waited for a thread: nothing ran. Or it may run again anyway.
+                        given_back = not started or tool.replayable
+                        await (self._journal.ask(self._abandon(call)) if given_back else self._doubt(call, _CANCELLED))
                     raise
                 return call.returned(output)
         return None, None
