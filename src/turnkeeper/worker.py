@@ -7,33 +7,48 @@ that comes twice does nothing twice, and one that is lost is made up for by the 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from turnkeeper.conversation.conversations import Conversations
-from turnkeeper.errors import FlowUnknown, StoreError
-from turnkeeper.transport.protocol import Delivery, Transport
+from turnkeeper.errors import (
+    StoreBusy,
+    StoreContention,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    TurnkeeperError,
+)
+from turnkeeper.transport.protocol import MAX_COUNT, Delivery, Transport
 
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 30.0
-"""Seconds between two attempts at a store or a transport that is away."""
-_UNKNOWN_FLOW_PAUSE: Final = 30.0
-"""Seconds until another process may have been deployed that knows the flow."""
+"""Seconds between two attempts at a store or a transport that is away; and at a conversation that cannot be gone on with here:
+another process may know its flow, or somebody may look."""
 _WAIT: Final = 5.0
-"""Seconds for which the transport is asked to wait for something to do."""
-
+"""Seconds for which the transport is asked to wait for something to do, and between two signs of life of who has no room."""
+_LAST_WORDS: Final = 5.0
+"""Seconds that handing over a conversation's hint may take."""
+_OFTEN: Final = 64
+"""Sweeps between two hints at the most, for a conversation that stays pending."""
 _ABOUT: Final = 0.05
 _MOST_HINTS: Final = 4096
+"""Hints that are remembered before those that are due are looked for and forgotten."""
+_STORE_IS_AWAY: Final = (StoreUnavailable, StoreBusy, StoreFull, StoreReadOnly, StoreDenied)
+"""Errors that the next conversation would meet too."""
 
 State = Literal["starting", "ready", "waiting", "draining", "stopped"]
 
@@ -48,7 +63,7 @@ class Progress:
         in_hand: conversations that are handled now.
         failures: times that a conversation, the store or the transport could not be gone on with.
         last_error: the last of them.
-        beat: when the loop went round last, by `time.monotonic`.
+        beat: when the loop went round last, by `time.monotonic`: at least every few seconds, also where there is no room.
     """
 
     state: State = "starting"
@@ -57,13 +72,6 @@ class Progress:
     failures: int = 0
     last_error: str = ""
     beat: float = field(default_factory=time.monotonic)
-
-
-class _Next(NamedTuple):
-    """When a conversation has something to do again, in seconds from now (None: no need to look); and what went wrong."""
-
-    wait: float | None
-    failure: str | None = None
 
 
 class Worker:
@@ -104,6 +112,12 @@ class Worker:
         self._room = anyio.Condition()
         self._once_more: set[str] = set()
         self._hinted: dict[str, float] = {}
+        self._most_hints = _MOST_HINTS
+        self._missed: dict[str, int] = {}
+        """Conversations that the last sweep found, and in how many sweeps, one behind the other."""
+        self._away = 0.0
+        """Seconds until the store is tried again; 0: it is there."""
+        self._away_until = 0.0
         self._chance = random.Random()  # noqa: S311  # spreads the attempts of many workers
         self.progress = Progress()
 
@@ -126,12 +140,18 @@ class Worker:
             await self._stop.wait()
             self._now("draining")
             taking.cancel()
-            with anyio.move_on_after(self._drain_seconds):
-                async with self._room:
-                    while self._in_hand:
-                        await self._room.wait()
+            await self._until(lambda: not self._in_hand, self._drain_seconds)
             tasks.cancel_scope.cancel()
         self._now("stopped")
+
+    async def _until(self, true: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Wait until something is true behind a conversation's end, `seconds` at the most, with signs of life."""
+        with anyio.move_on_after(seconds):
+            async with self._room:
+                while not true():
+                    with anyio.move_on_after(_WAIT):
+                        await self._room.wait()
+                    self._now()
 
     def _now(self, state: State | None = None, **changes: object) -> None:
         if state == "stopped" or (state is not None and self.progress.state != "draining"):
@@ -150,10 +170,12 @@ class Worker:
     async def _consume(self, tasks: TaskGroup) -> None:
         pause = _FIRST_PAUSE
         while True:
-            async with self._room:
-                while len(self._in_hand) >= self._at_once:
-                    await self._room.wait()
-            free = self._at_once - len(self._in_hand)
+            await self._until(lambda: len(self._in_hand) < self._at_once)
+            if self._away:
+                # One conversation finds out whether the store is back.
+                self._now("waiting")
+                await self._until(lambda: not self._away, self._about(self._away))
+            free = 1 if self._away else min(self._at_once - len(self._in_hand), MAX_COUNT)
             try:
                 taken = await self._transport.consume(
                     self._bot.name, count=free, wait_seconds=_WAIT, lease_seconds=self._lease
@@ -161,11 +183,11 @@ class Worker:
             except StoreError as e:
                 self._now("waiting")
                 self._failed("the transport is away", e)
-                await anyio.sleep(pause * self._chance.uniform(0.5, 1.5))
+                await self._until(lambda: False, self._about(pause))
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
             pause = _FIRST_PAUSE
-            self._now("ready")
+            self._now("waiting" if self._away else "ready")
             for delivery in taken:
                 tasks.start_soon(self._handle, delivery)
             await anyio.lowlevel.checkpoint()  # so that they are in hand before room is counted
@@ -175,11 +197,19 @@ class Worker:
         while True:
             await anyio.sleep(self._sweep_seconds * self._chance.uniform(0.5, 1.0))
             try:
-                for conversation_id in await self._bot.pending():
-                    if conversation_id not in self._in_hand:
+                found = [one for one in await self._bot.pending() if one not in self._in_hand]
+                self._away = 0.0
+                self._missed = {one: self._missed.get(one, 0) + 1 for one in found}
+                for conversation_id in found:
+                    if self._is_time(self._missed[conversation_id]):
                         await self._hint(conversation_id, 0.0)
             except StoreError as e:
                 self._failed("looking for what is pending", e)
+
+    def _is_time(self, sweeps: int) -> bool:
+        """Whether to hint at a conversation that so many sweeps have found: ever rarer, as its hint may just have to wait for its
+        turn, and more of them would only make the queue longer."""
+        return sweeps & (sweeps - 1) == 0 or sweeps % _OFTEN == 0
 
     # --- handling --------------------------------------------------------------------------------------------
 
@@ -192,16 +222,27 @@ class Worker:
             return
         self._in_hand.add(conversation_id)
         self._now(in_hand=len(self._in_hand))
+        held = True
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._extend, delivery)
-                await self._settle(delivery, await self._bring_on(conversation_id, delivery.attempt))
+                wait = await self._bring_on(conversation_id)
+                held = False
+                await self._settle(delivery, wait)
                 tasks.cancel_scope.cancel()
             while conversation_id in self._once_more:
                 self._once_more.discard(conversation_id)
-                after = await self._bring_on(conversation_id, delivery.attempt)
-                if after.wait is not None:
-                    await self._quietly(self._hint, conversation_id, after.wait)
+                wait = await self._bring_on(conversation_id)
+                if wait is not None:
+                    await self._quietly(self._hint, conversation_id, wait)
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(_LAST_WORDS, shield=True):
+                # Its message was put back: another worker is to hear of it now, and not when a lease has ended.
+                if held:
+                    await self._quietly(self._transport.release, delivery)
+                else:
+                    await self._quietly(self._transport.publish, conversation_id)
+            raise
         finally:
             self._in_hand.discard(conversation_id)
             self._now(in_hand=len(self._in_hand))
@@ -215,42 +256,55 @@ class Worker:
             # Lost or not: the conversation's own lease and fence keep what is under way safe.
             await self._quietly(self._transport.extend, delivery, self._lease)
 
-    async def _bring_on(self, conversation_id: str, attempt: int) -> _Next:
+    async def _bring_on(self, conversation_id: str) -> float | None:
+        """When there is something to do again, in seconds from now; None: no need to look."""
         try:
             processed = await self._bot.process(conversation_id, at_most=self._messages)
-        except FlowUnknown as e:
+        except _STORE_IS_AWAY as e:
             self._failed(f"conversation {conversation_id}", e)
-            return _Next(_UNKNOWN_FLOW_PAUSE)
-        except StoreError as e:
+            return self._about(self._put_off())
+        except StoreContention as e:
             self._failed(f"conversation {conversation_id}", e)
-            return _Next(min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE) * self._chance.uniform(0.5, 1.5))
+            return self._about(_FIRST_PAUSE)
         except Exception as e:
-            log.exception("conversation %s", conversation_id)
+            if not isinstance(e, TurnkeeperError):
+                log.exception("conversation %s", conversation_id)
             self._failed(f"conversation {conversation_id}", e)
-            return _Next(_LONGEST_PAUSE, f"{type(e).__name__}: {e}")
+            return self._about(_LONGEST_PAUSE)
+        self._away = 0.0
         self._now(handled=self.progress.handled + processed.handled)
-        return _Next(processed.again_in)
+        return processed.again_in
 
-    async def _settle(self, delivery: Delivery, after: _Next) -> None:
-        if after.failure is not None:
-            await self._quietly(
-                partial(self._transport.retry_later, delay=after.wait or 0.0, reason=after.failure), delivery
-            )
-        elif after.wait is None or self._comes_by(delivery.key, after.wait):
+    def _put_off(self) -> float:
+        """The store is away: the pause until the next attempt, which grows once for all who notice it at the same time."""
+        now = time.monotonic()
+        if now >= self._away_until or not self._away:
+            self._away = min(max(2 * self._away, _FIRST_PAUSE), _LONGEST_PAUSE)
+            self._away_until = now + self._away / 2
+        return self._away
+
+    def _about(self, seconds: float) -> float:
+        """Nearly so many: many workers do not come all at once."""
+        return seconds * self._chance.uniform(0.5, 1.5)
+
+    async def _settle(self, delivery: Delivery, wait: float | None) -> None:
+        if wait is None or self._comes_by(delivery.key, wait):
             await self._quietly(self._transport.acknowledge, delivery)
-        elif not after.wait:
+        elif not wait:
             # What is released comes first again, and others are to have their turn.
             if await self._quietly(self._transport.publish, delivery.key):
                 await self._quietly(self._transport.acknowledge, delivery)
         else:
-            await self._quietly(partial(self._transport.release, delay=after.wait), delivery)
-            self._hinted[delivery.key] = time.monotonic() + after.wait
+            # As not tried: what cannot be gone on with here is no fault of the hint, which says nothing else than another one.
+            await self._quietly(partial(self._transport.release, delay=wait), delivery)
+            self._hinted[delivery.key] = time.monotonic() + wait
 
     def _comes_by(self, conversation_id: str, wait: float) -> bool:
         """Whether a hint of ours comes by then anyway."""
         now = time.monotonic()
-        if len(self._hinted) >= _MOST_HINTS:
+        if len(self._hinted) >= self._most_hints:
             self._hinted = {one: due for one, due in self._hinted.items() if due > now}
+            self._most_hints = max(_MOST_HINTS, 2 * len(self._hinted))
         return now < self._hinted.get(conversation_id, 0.0) <= now + wait + _ABOUT
 
     async def _hint(self, conversation_id: str, delay: float) -> None:

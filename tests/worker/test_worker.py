@@ -12,6 +12,7 @@ import pytest
 
 from tests.conversation.driving import state_of
 from tests.conversation.platform import Platform
+from turnkeeper import worker as module
 from turnkeeper.conversation.context import FlowContext, TimedOut
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
@@ -19,7 +20,7 @@ from turnkeeper.conversation.message import Message
 from turnkeeper.errors import StoreUnavailable
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.transport.opening import transport_in
-from turnkeeper.transport.protocol import Transport
+from turnkeeper.transport.protocol import MAX_COUNT, Transport
 from turnkeeper.worker import Worker
 
 pytestmark = pytest.mark.anyio
@@ -207,9 +208,11 @@ async def test_draining_puts_back_what_takes_too_long(store: SqliteStore) -> Non
         await entered.wait()
     state = await state_of(store)
     assert (state.owner, len(state.inbound), state.inbound[0].attempts) == ("", 1, 0)
+    assert (await scene.transport.depth()).ready == 1
     gate.set()
-    async with working(store, flow, platform, sweep_seconds=0.1):
-        await until(lambda: platform.texts() == ["done"])
+    async with working(store, flow, platform, sweep_seconds=1000):
+        with anyio.fail_after(10):
+            await until(lambda: platform.texts() == ["done"])
 
 
 class Away:
@@ -247,3 +250,107 @@ async def test_an_outage_is_waited_for(store: SqliteStore) -> None:
         await until(lambda: platform.texts() == ["hello"])
         assert worker.progress.state == "ready"
         worker.drain()
+
+
+def gated() -> tuple[Flow, anyio.Event, anyio.Event]:
+    """A flow whose step waits; and events: a step has been entered, and let them go."""
+    entered, gate = anyio.Event(), anyio.Event()
+    flow = Flow("f")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        entered.set()
+        await gate.wait()
+        await c.send("done")
+
+    return flow, entered, gate
+
+
+async def test_a_store_that_is_away_from_its_queue(store: SqliteStore, tmp_path: Path) -> None:
+    """The queue is somewhere else and is there: the worker is not ready all the same, and does not go round and round."""
+    asked = 0
+    platform = Platform()
+    async with await SqliteStore.open(tmp_path / "queue.db") as other:
+        transport = await transport_in(other)
+        async with Conversations(store, [echo()], platform) as bot, anyio.create_task_group() as tasks:
+            process = bot.process
+
+            async def away(conversation_id: str, *, at_most: int | None = None) -> Any:
+                nonlocal asked
+                asked += 1
+                raise StoreUnavailable("server", "connection refused", applied=False)
+
+            bot.process = away  # type: ignore[method-assign]
+            for number in range(100):
+                await bot.receive(f"c{number}", Message(event_id="1", text="hello"))
+                await transport.publish(f"c{number}")
+            worker = Worker(bot, transport, sweep_seconds=1000)
+            tasks.start_soon(worker.run)
+            await until(lambda: worker.progress.state == "waiting")
+            with anyio.move_on_after(2):
+                await until(lambda: worker.progress.state == "ready")
+            assert worker.progress.state == "waiting"
+            assert asked < 50  # the first 16, and then one at a time with growing pauses
+            bot.process = process  # type: ignore[method-assign]
+            await until(lambda: len(platform.seen) == 100 and worker.progress.state == "ready")
+            worker.drain()
+        await transport.close()
+
+
+async def test_a_conversation_that_cannot_be_gone_on_with(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again and again, and leaves no dead letters behind: its hints say nothing that is worth keeping."""
+    monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.01)
+    async with working(store, echo(), Platform(), sweep_seconds=0.05) as scene:
+
+        async def fails(conversation_id: str, *, at_most: int | None = None) -> Any:
+            raise ValueError("a bug")
+
+        scene.bot.process = fails  # type: ignore[method-assign]
+        await scene.says("hello")
+        await until(lambda: scene.worker.progress.failures > 30)
+    assert (await scene.transport.depth()).dead == 0
+
+
+async def test_what_waits_for_its_turn_is_not_hinted_at_again_and_again(store: SqliteStore) -> None:
+    """The queue does not grow with every sweep while all that work has their hands full."""
+    flow, entered, gate = gated()
+    async with working(store, flow, Platform(), at_once=1, sweep_seconds=0.01) as scene:
+        for number in range(20):
+            await scene.says("go", f"c{number}")
+        await entered.wait()
+        sweeps, pending = 0, scene.bot.pending
+
+        async def counted() -> list[str]:
+            nonlocal sweeps
+            sweeps += 1
+            return await pending()
+
+        scene.bot.pending = counted  # type: ignore[method-assign]
+        await until(lambda: sweeps > 40)
+        assert (await scene.transport.depth()).ready <= 20 * 8
+        gate.set()
+        await until(lambda: scene.worker.progress.handled == 20)
+
+
+async def test_more_at_once_than_a_queue_hands_out(store: SqliteStore) -> None:
+    platform = Platform()
+    async with working(store, echo(), platform, at_once=MAX_COUNT + 1) as scene:
+        await scene.says("hello")
+        await until(lambda: platform.texts() == ["hello"])
+
+
+async def test_a_worker_with_its_hands_full_is_alive(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when it is told to stop, and finishes what it has in hand: who looks after it must not kill it then."""
+    monkeypatch.setattr(module, "_WAIT", 0.01)
+    flow, entered, gate = gated()
+    async with working(store, flow, Platform(), at_once=1, drain_seconds=60) as scene:
+        progress = scene.worker.progress
+        await scene.says("go")
+        await entered.wait()
+        for state in ("ready", "draining"):
+            progress.beat = 0.0
+            await until(lambda: progress.beat > 0.0)
+            assert progress.state == state
+            scene.worker.drain()
+            await until(lambda: progress.state == "draining")
+        gate.set()

@@ -16,6 +16,7 @@ from turnkeeper.errors import InvalidInput, StoreClosed, StoreError, StoreUnavai
 from turnkeeper.transport.protocol import (
     MAX_ATTEMPTS,
     MAX_BODY,
+    MAX_COUNT,
     MAX_NAME,
     DeadLetter,
     Delivery,
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 _QUEUE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LONGEST: Final = 10 * 365 * 86_400.0
 """Seconds of a delay or lease at the most, so that every time fits every server's numbers."""
-_MOST: Final = 1000
-"""Entries that one call hands out at the most."""
 _PAUSES: Final = (0.05, 1.0)
 """Seconds until a consumer that waits asks again where an answer was lost: at first, and at the most."""
 _REASON: Final = 1000
@@ -153,8 +152,8 @@ class BaseTransport(ABC):
     ) -> list[Delivery]:
         """See `Transport.consume`."""
         self._check_open()
-        if not 1 <= count <= _MOST:
-            raise InvalidInput("count", f"must be 1 to {_MOST}")
+        if not 1 <= count <= MAX_COUNT:
+            raise InvalidInput("count", f"must be 1 to {MAX_COUNT}")
         consumer, lease_ms = _name("consumer", consumer), _ms("lease_seconds", lease_seconds)
         if lease_ms < 1:
             raise InvalidInput("lease_seconds", "must be a millisecond or more")
@@ -210,8 +209,8 @@ class BaseTransport(ABC):
 
     async def dead_letters(self, *, after: str = "", limit: int = 100) -> list[DeadLetter]:
         """See `Transport.dead_letters`."""
-        if not 1 <= limit <= _MOST:
-            raise InvalidInput("limit", f"must be 1 to {_MOST}")
+        if not 1 <= limit <= MAX_COUNT:
+            raise InvalidInput("limit", f"must be 1 to {MAX_COUNT}")
         return await self._letters(after, limit)
 
     async def close(self) -> None:

@@ -11,6 +11,8 @@ MAX_BODY: Final = 1 << 20
 """Bytes of a body at the most."""
 MAX_NAME: Final = 512
 """Characters of a key or of a consumer's name at the most."""
+MAX_COUNT: Final = 1000
+"""Entries that one call of `consume` hands out at the most."""
 MAX_ATTEMPTS: Final = 5
 """Deliveries of an entry, unless a transport is opened with another limit."""
 HISTORY: Final = 20
@@ -160,6 +162,7 @@ class Transport(Protocol):
 
         Args:
             consumer: who gets them; the name tells people where an entry is.
+            count: 1 to `MAX_COUNT`.
             lease_seconds: how long they are held, unless they are extended.
 
         Raises:
