@@ -26,7 +26,7 @@ from turnkeeper.engine.wire import (
     Outcome,
     ResumeContext,
 )
-from turnkeeper.errors import InvalidInput, TurnCheckpointError
+from turnkeeper.errors import InvalidInput, TurnCheckpointConflict, TurnCheckpointError
 from turnkeeper.log import values
 from turnkeeper.log.decision import Decision
 from turnkeeper.log.keeping import Keeping, Limits, Redact
@@ -422,10 +422,37 @@ class Keeper:
         )
 
     async def release(
-        self, turn_id: str, *, who: str, why: str, owner: str | None = None, force: bool = False, scope: str = "primary"
-    ) -> list[Lease]:
-        """Take a turn's leases from an owner that is known to be dead; then run the turn again. See `TurnHandle.release`."""
-        return await self._handle(turn_id, scope).release(owner, who=who, why=why, force=force)
+        self,
+        turn_id: str,
+        *,
+        who: str,
+        why: str,
+        owner: str | None = None,
+        force: bool = False,
+        scope: str | None = None,
+    ) -> dict[str, list[Lease]]:
+        """Take a turn's leases from an owner that is known to be dead; then run the turn again. See `TurnHandle.release`.
+
+        Args:
+            scope: of one run; None: the turn's, and those of all runs that it delegated.
+
+        Returns:
+            What was taken, by scope.
+        """
+        scopes = [scope]
+        if scope is None:
+            query = HeadQuery(kind=KIND, prefix=turn_key(trace_hash(values.identifier(turn_id, "turn_id")), ""))
+            scopes = [head.labels["scope"] async for head in self.store.heads(query)]
+        taken: dict[str, list[Lease]] = {}
+        refused: TurnCheckpointError = TurnCheckpointError(f"there is no turn {turn_id!r}")
+        for one in filter(None, scopes):
+            try:
+                taken[one] = await self._handle(turn_id, one).release(owner, who=who, why=why, force=force)
+            except TurnCheckpointConflict as e:
+                refused = e
+        if not taken:
+            raise refused
+        return taken
 
     async def release_conversation(
         self, conversation_id: str, *, who: str, why: str, owner: str | None = None, force: bool = False

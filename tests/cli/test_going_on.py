@@ -18,9 +18,23 @@ from turnkeeper.turn import commands as tc
 from turnkeeper.turn.handle import TurnHandle
 
 APP = """
-from turnkeeper import Agent, Reply, ReplyPort, ScriptedModel
+from turnkeeper import Agent, Keeper, Reply, ReplyPort, ScriptedModel, tool
+from turnkeeper.models.scripted import calls
 
 agent = Agent(ScriptedModel(["It is paid."]))
+
+
+@tool
+async def look_up(name: str) -> str:
+    # Looks a customer up.
+    return f"{name} has the card 4000-1234"
+
+
+async def open_keeper() -> Keeper:
+    return await Keeper.open("sqlite:///t.db", redact=lambda place, text: text.replace("4000-1234", "[card]"))
+
+
+nosy = Agent(ScriptedModel([calls(("look_up", {"name": "Ann"})), "Found."]), [look_up])
 
 
 def made():
@@ -88,8 +102,7 @@ def test_a_dead_owner_is_not_waited_for(home: Path) -> None:
     assert (done.status, done.out.splitlines()) == (
         0,
         [
-            "released from host-7:1:",
-            "  model call; it may have happened, its policy decides",
+            "released from host-7:1: model call; it may have happened, its policy decides",
             "Run the turn order again.",
         ],
     )
@@ -107,9 +120,7 @@ def test_what_was_released_as_json(home: Path) -> None:
     document = run(home, "release", "order", *BECAUSE, "--force", "--json").document
     assert document == {
         "turn": "order",
-        "scope": "primary",
-        "owner": DEAD,
-        "released": [{"what": "model call", "slot": None, "lease_ms": LEASE_MS}],
+        "released": [{"scope": "primary", "owner": DEAD, "what": "model call", "slot": None, "lease_ms": LEASE_MS}],
         "who": "ann",
         "why": "its machine is gone",
     }
@@ -133,6 +144,18 @@ def test_a_reply_is_not_forgotten(home: Path) -> None:
     assert (unfinished.status, unfinished.out.startswith("failed: a reply is reserved")) == (1, True)
     done = run(home, "retry", "greeting", "app:agent", "--reply", "app:reply")
     assert (done.status, (home / "sent.txt").read_text()) == (0, "hello\n")
+
+
+def test_with_a_keeper_of_ones_own(home: Path) -> None:
+    """What the program redacts is redacted here, too."""
+    kept(home, died)
+    run(home, "release", "order", *BECAUSE, "--force")
+    arguments = ("retry", "order", "app:nosy", "--no-reply", "--keeper")
+    wrong = run(home, *arguments, "app:made")
+    assert (wrong.status, "no turnkeeper.Keeper" in wrong.err) == (2, True)
+    assert run(home, *arguments, "app:open_keeper").status == 0
+    slot = run(home, "show", "order", "--json").document["rounds"][0]["slots"][0]
+    assert slot["result"]["output"] == "Ann has the card [card]"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.message import Message, keep_message
 from turnkeeper.conversation.records import Released
 from turnkeeper.errors import ConversationError, InvalidInput, OwnerAlive, TurnCheckpointBusy, TurnCheckpointError
+from turnkeeper.turn.commands import StartModel
+from turnkeeper.turn.handle import TurnHandle
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +51,7 @@ async def test_what_may_run_again_is_gone_on_with_at_once(keeper: Keeper, begun:
     with pytest.raises(OwnerAlive):
         await keeper.release("order", who=WHO, why=WHY)
     told = await keeper.events("order")
-    (lease,) = await keeper.release("order", who=WHO, why=WHY, force=True)
+    ((lease,),) = (await keeper.release("order", who=WHO, why=WHY, force=True)).values()
     assert (lease.owner, lease.slot) == (DEAD, (0, 0))
     assert await keeper.events("order") == told, "of leases the contract knows nothing"
     result = await keeper.run(agent_of(ledger, replay_safe=True), "pay", turn_id="order", wait=False)
@@ -70,8 +72,10 @@ async def test_what_may_have_happened_is_in_doubt(keeper: Keeper) -> None:
 
 
 async def test_only_what_was_looked_at_is_taken(keeper: Keeper) -> None:
-    with pytest.raises(TurnCheckpointError, match="never started"):
+    with pytest.raises(TurnCheckpointError, match="there is no turn"):
         await keeper.release("order", who=WHO, why=WHY)
+    with pytest.raises(TurnCheckpointError, match="never started"):
+        await keeper.release("order", who=WHO, why=WHY, scope="primary")
     await died(keeper, replay_safe=True)
     with pytest.raises(TurnCheckpointError, match="holds no lease"):
         await keeper.release("order", who=WHO, why=WHY, owner="another", force=True)
@@ -90,8 +94,24 @@ async def test_several_owners_have_to_be_told_apart(keeper: Keeper) -> None:
         await session.claim_tool(0, index, call["id"], call["name"], "{}", operation, owner_token=owner)
     with pytest.raises(InvalidInput, match="one, other"):
         await keeper.release("order", who=WHO, why=WHY, force=True)
-    (lease,) = await keeper.release("order", who=WHO, why=WHY, owner="other", force=True)
+    ((lease,),) = (await keeper.release("order", who=WHO, why=WHY, owner="other", force=True)).values()
     assert lease.slot == (0, 1)
+
+
+async def test_runs_that_it_delegated_are_released_with_it(keeper: Keeper) -> None:
+    await died(keeper, replay_safe=True)
+    await keeper.session("order", "run_1").start([{"role": "user", "content": "go and ask"}])
+    await TurnHandle(keeper.store, "order", "run_1").ask(StartModel(0, "host:1:child", 900_000))
+    await keeper.session("order", "run_2").start([{"role": "user", "content": "nobody is at this one"}])
+    await keeper.session("orders", "primary").start([{"role": "user", "content": "another turn"}])
+    (only,) = await keeper.release("order", who=WHO, why=WHY, force=True, scope="run_1")
+    assert only == "run_1"
+    await TurnHandle(keeper.store, "order", "run_1").ask(StartModel(0, "host:1:again", 900_000))
+    taken = await keeper.release("order", who=WHO, why=WHY, force=True)
+    assert {scope: [lease.owner for lease in held] for scope, held in taken.items()} == {
+        "primary": [DEAD],
+        "run_1": ["host:1:again"],
+    }
 
 
 async def test_a_conversation(keeper: Keeper) -> None:

@@ -94,6 +94,8 @@ class Settings(NamedTuple):
     on_poison: Literal["hold", "skip"] = "hold"
     operator: bool = False
     """Somebody settles AMBIGUOUS sends and quarantined messages."""
+    releases: bool = False
+    """Somebody takes the conversation from its owner: from one that died, or, for a fault, from a live one."""
     rules: DecideAll = decide_all
     audited: bool = True
     careless: bool = False

@@ -134,6 +134,8 @@ class Conversation:
         yield from self._tick(world, state)
         if self.settings.operator:
             yield from self._operate(world, state)
+        if self.settings.releases and state.owner and state.lease_end:
+            yield from self._release(world, state)
         for i, replica in enumerate(world.replicas):
             yield from self._act(world, i, replica)
             if world.faults and replica != Replica():
@@ -150,13 +152,22 @@ class Conversation:
         later = self.book.tick(world.log)
         if later == world.log:
             return
-        alive = state.owner in NAMES and state.lease_end == 1
-        if alive and self.settings.same_name:
-            alive = world.replicas[NAMES.index(state.owner)] != Replica()
-        if not alive:
+        if state.lease_end != 1 or not self._lives(world, state):
             yield ("the clock ticks",), world._replace(log=later)
         elif world.faults:
             yield ("the lease ends",), world._replace(log=later, faults=world.faults - 1)
+
+    def _lives(self, world: World, state: ConversationState) -> bool:
+        if self.settings.same_name and state.owner in NAMES:
+            return world.replicas[NAMES.index(state.owner)] != Replica()
+        return state.owner in NAMES
+
+    def _release(self, world: World, state: ConversationState) -> Iterator[tuple[Event, World]]:
+        costs = int(self._lives(world, state))
+        if world.faults >= costs:
+            taken = c.TakeAway(state.owner, "somebody", "it is dead", force=True)
+            for put in self.book.put(world.log, [taken]):
+                yield ("somebody", "releases"), world._replace(log=put.log, faults=world.faults - costs)
 
     def _crash(self, world: World, i: int) -> World:
         log = world.log if self.settings.same_name else self.book.rename(world.log, ((NAMES[i], BURIED),))

@@ -48,6 +48,11 @@ SMALL = {
         Settings("neither", poison=True, on_poison="skip", operator=True, faults=1),
         1_500,
     ),
+    "taken from the living and the dead": (Settings("neither", releases=True, operator=True, faults=1), 3_000),
+    "taken from one that comes back under its name": (
+        Settings("neither", releases=True, same_name=True, faults=2),
+        5_000,
+    ),
     "unknown sends that somebody settles": (Settings("neither", operator=True, faults=1), 3_000),
 }
 

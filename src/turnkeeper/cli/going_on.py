@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from turnkeeper.cli.asking import asked_who, asked_why
-from turnkeeper.cli.loading import load
+from turnkeeper.cli.loading import load, opened_by
 from turnkeeper.cli.opening import open_keeper
-from turnkeeper.cli.options import DEFAULT_STORE, Json, Scope, StoreUrl, TurnId, Who
+from turnkeeper.cli.options import DEFAULT_STORE, Json, StoreUrl, TurnId, Who
 from turnkeeper.cli.output import owner_name, print_json
 from turnkeeper.engine.ports import Agent, ReplyPort
 from turnkeeper.errors import InvalidInput
@@ -28,6 +28,13 @@ async def retry(
     *,
     reply: Annotated[str | None, Parameter(help="Where its answer is sent: a ReplyPort, as module:attribute.")] = None,
     no_reply: Annotated[bool, Parameter(negative="", help="Its answer is sent nowhere.")] = False,
+    keeper: Annotated[
+        str | None,
+        Parameter(
+            help="A function of your code that opens your Keeper, as module:attribute, in place of --store; needed where yours "
+            "redacts or limits what it keeps."
+        ),
+    ] = None,
     store: StoreUrl = DEFAULT_STORE,
     json: Json = False,
 ) -> int:
@@ -37,9 +44,9 @@ async def retry(
         raise InvalidInput("--reply", "or --no-reply is needed, and not both: is its answer sent anywhere?")
     who_runs = load(agent, Agent, "agent")
     channel = None if reply is None else load(reply, ReplyPort, "--reply")
-    async with await open_keeper(store) as keeper:
-        await _refuse_a_conversations(keeper, turn)
-        result = await keeper.resume(who_runs, turn_id=turn, reply=channel, wait=False)
+    async with await (open_keeper(store) if keeper is None else opened_by(keeper, Keeper, "--keeper")) as opened:
+        await _refuse_a_conversations(opened, turn)
+        result = await opened.resume(who_runs, turn_id=turn, reply=channel, wait=False)
     if json:
         print_json(asdict(result))
     else:
@@ -71,7 +78,9 @@ async def release(
     who: Who = None,
     why: Annotated[str | None, Parameter(help="How it is known that the owner is dead.")] = None,
     store: StoreUrl = DEFAULT_STORE,
-    scope: Scope = "primary",
+    scope: Annotated[
+        str | None, Parameter(help="Only of this run: primary, or a delegated run's id. All of the turn's without it.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Take a turn or a conversation from an owner that is known to be dead."""
@@ -83,9 +92,13 @@ async def release(
             document = {"conversation": turn, "owner": whose}
         else:
             taken = await keeper.release(turn, who=who, why=why, owner=owner, force=force, scope=scope)
-            told = [f"released from {owner_name(taken[0].owner)}:", *map(_line, taken), f"Run the turn {turn} again."]
-            held = [{"what": one.what, "slot": one.slot, "lease_ms": one.length} for one in taken]
-            document = {"turn": turn, "scope": scope, "owner": taken[0].owner, "released": held}
+            held = [(of, lease) for of, leases in taken.items() for lease in leases]
+            told = [*(_line(of, lease) for of, lease in held), f"Run the turn {turn} again."]
+            released = [
+                {"scope": of, "owner": one.owner, "what": one.what, "slot": one.slot, "lease_ms": one.length}
+                for of, one in held
+            ]
+            document = {"turn": turn, "released": released}
     if json:
         print_json({**document, "who": who, "why": why})
     else:
@@ -93,7 +106,8 @@ async def release(
     return 0
 
 
-def _line(lease: Lease) -> str:
+def _line(scope: str, lease: Lease) -> str:
     where = "" if lease.slot is None else f" {lease.slot[0]}.{lease.slot[1]}"
+    of = "" if scope == "primary" else f" of {scope}"
     may_be = "" if lease.what == "claim of a tool call" else "; it may have happened, its policy decides"
-    return f"  {lease.what}{where}{may_be}"
+    return f"released from {owner_name(lease.owner)}: {lease.what}{where}{of}{may_be}"

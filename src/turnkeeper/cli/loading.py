@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from turnkeeper.errors import InvalidInput
 
@@ -20,6 +21,22 @@ def load(target: str, kind: type[T], field: str) -> T:
     Raises:
         InvalidInput: there is no such module or attribute, or it is of another kind; names the field.
     """
+    found = _named(target, field)
+    return _checked(found() if not isinstance(found, kind) and callable(found) else found, target, kind, field)
+
+
+async def opened_by(target: str, kind: type[T], field: str) -> T:
+    """What a function, sync or async, of that name opens.
+
+    Raises:
+        InvalidInput: as `load`.
+    """
+    found = _named(target, field)
+    made: object = found() if callable(found) else found
+    return _checked(await made if inspect.isawaitable(made) else made, target, kind, field)
+
+
+def _named(target: str, field: str) -> object:
     module_name, colon, attribute = target.partition(":")
     if not module_name or not colon or not attribute:
         raise InvalidInput(field, f"{target!r} is not of the form module:attribute, as app:{field.strip('-')}")
@@ -30,8 +47,10 @@ def load(target: str, kind: type[T], field: str) -> T:
         if e.name is None or not module_name.startswith(e.name):
             raise
         raise InvalidInput(field, f"there is no module {module_name!r} here") from e
-    found: Any = getattr(module, attribute, None)
-    made: object = found() if not isinstance(found, kind) and callable(found) else found
+    return getattr(module, attribute, None)
+
+
+def _checked(made: object, target: str, kind: type[T], field: str) -> T:
     if not isinstance(made, kind):
         raise InvalidInput(field, f"{target!r} is no turnkeeper.{kind.__name__}, nor a function that makes one")
     return made
