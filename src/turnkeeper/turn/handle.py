@@ -97,8 +97,8 @@ class TurnHandle:
     async def release(self, owner: str | None, *, who: str, why: str, force: bool = False) -> list[Lease]:
         """Take the turn's leases from an owner that is known to be dead, so that nobody waits for their end.
 
-        They end as if they had run out: nothing is decided about any effect, and a result that the owner still writes counts
-        only where nobody has touched its call since.
+        They end as if they had run out (T3, T5): nothing is decided about any effect, and what the owner still writes counts only
+        where it proves what has happened, and nobody has gone on since.
 
         Args:
             owner: whose leases, as it was looked at; may be None where one owner holds them all.
