@@ -146,6 +146,11 @@ class Terminal:
         os.write(self._ours, b"\x03")
         self.wait_for(end, echo="^C")
 
+    def end_of_input(self, end: str) -> None:
+        """Press Ctrl-D, and wait until the screen ends with that."""
+        os.write(self._ours, b"\x04")
+        self.wait_for(end)
+
 
 def record(folder: Path) -> str:
     """What the screen has shown at the end of the session. The folder then holds the store and the bank's list."""
