@@ -48,6 +48,9 @@ _PARTS: Final = ("stream", "leases", "held", "delayed", "parked", "dead", "lette
 _LIFECYCLE_TTL: Final = 604_800.0
 """Seconds for which a stage is kept behind its last change."""
 
+_FORGET_CONSUMERS: Final = 3_600_000
+"""Milliseconds after which the group forgets a consumer that holds nothing."""
+
 _histories: Final = msgspec.json.Decoder(tuple[Failure, ...])
 
 
@@ -181,7 +184,10 @@ class RedisTransport(BaseTransport):
         dues: list[int] = []
         seen = [b"0-0"] * self.shards
         for shard in (*range(self._first, self.shards), *range(self._first)):
-            arguments = (consumer.encode(), count - len(deliveries), lease_ms, LEASE_ENDED, LIMIT_REACHED)
+            arguments = (
+                *(consumer.encode(), count - len(deliveries), lease_ms, LEASE_ENDED, LIMIT_REACHED),
+                _FORGET_CONSUMERS,
+            )
             try:
                 # An answer that was lost may have handed out something: that comes again when its lease is over.
                 reply, _ = await self._run(scripts.TAKE, shard, *arguments, repeatable=False)

@@ -9,7 +9,8 @@
 -- parked    the delayed entries themselves
 -- dead      dead letters, in the order of their ids
 -- letters   the dead letters themselves
--- meta      made: entries so far; waiting: in the stream and not read yet; group: was there; swept: when strays were looked for
+-- meta      made: entries so far; waiting: in the stream and not read yet; group: was there; swept: when strays were looked for;
+--           tidied: when consumers that are gone were
 -- wake      a stream of one entry, which changes when there is a reason to look
 --
 -- ARGV: offset of the test clock, attempts at the most, failures remembered, shard, then the script's own from OWN on.

@@ -1,10 +1,12 @@
--- Hand out entries. OWN: consumer, count, lease in milliseconds, reason where a lease ended, reason where the limit is reached.
+-- Hand out entries. OWN: consumer, count, lease in milliseconds, reason where a lease ended, reason where the limit is reached,
+-- milliseconds for which a consumer that is gone is remembered.
 -- Reply: milliseconds until the next entry is due or -1, the last wake-up, whether the group was gone, ids that were lost, how many
 -- others were lost, and for each delivery: id, key, body, attempt, fence, published.
 
 local consumer, count, lease = ARGV[OWN], tonumber(ARGV[OWN + 1]), tonumber(ARGV[OWN + 2])
 local LEASE_ENDED, LIMIT_REACHED = ARGV[OWN + 3], ARGV[OWN + 4]
-local SWEEP_EVERY = 30000
+local FORGET_AFTER = tonumber(ARGV[OWN + 5])
+local SWEEP_EVERY, TIDY_EVERY = 30000, 600000
 local handed, lost, others, group_gone, suspects = {}, {}, 0, 0, 0
 
 local again = false -- something became ready behind our look
@@ -151,6 +153,20 @@ if #handed == 0 or now - tonumber(redis.call('HGET', META, 'swept') or 0) > SWEE
         redis.call('XACK', STREAM, GROUP, sid)
         lost[#lost + 1] = sid
       end
+    end
+  end
+end
+
+-- Every process is a consumer of its own, and the group would remember all there ever were. One that comes again is made anew.
+if now - tonumber(redis.call('HGET', META, 'tidied') or 0) > TIDY_EVERY then
+  redis.call('HSET', META, 'tidied', digits(now))
+  for _, fields in ipairs(redis.call('XINFO', 'CONSUMERS', STREAM, GROUP)) do
+    local found = {}
+    for index = 1, #fields, 2 do
+      found[fields[index]] = fields[index + 1]
+    end
+    if found.pending == 0 and found.idle >= FORGET_AFTER then
+      redis.call('XGROUP', 'DELCONSUMER', STREAM, GROUP, found.name)
     end
   end
 end
