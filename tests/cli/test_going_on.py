@@ -94,6 +94,12 @@ def test_a_dead_owner_is_not_waited_for(home: Path) -> None:
     kept(home, died)
     busy = run(home, "retry", "order", "app:agent", "--no-reply")
     assert (busy.status, DEAD in busy.err) == (3, True)
+    held = run(home, "show", "order", "--json").document["leases"]
+    assert [(one["what"], one["slot"], one["owner"], one["ms"]) for one in held] == [
+        ("model call", None, DEAD, LEASE_MS)
+    ]
+    assert "model call: held by host-7:1 until" in run(home, "show", "order").out
+    assert "held by" not in run(home, "show", "order", "--at", "1").out
     alive = run(home, "release", "order", *BECAUSE)
     assert (alive.status, "may be alive" in alive.err) == (3, True)
     wrong = run(home, "release", "order", *BECAUSE, "--owner", "another", "--force")
@@ -109,6 +115,7 @@ def test_a_dead_owner_is_not_waited_for(home: Path) -> None:
     shown = run(home, "show", "order")
     assert "leases_released" in shown.out
     assert "host-7:1 is dead, says ann: its machine is gone" in shown.out
+    assert "held by" not in shown.out
     result = run(home, "retry", "order", "app:agent", "--no-reply")
     assert (result.status, result.out) == (0, "success: It is paid.\n")
     again = run(home, "retry", "order", "app:made", "--no-reply", "--json")

@@ -106,6 +106,7 @@ async def test_list_filters(url: str) -> None:
     assert [t["turn"] for t in turnkeeper("list", "--store", url, "--phase", "completed", "--json").document] == [
         "done"
     ]
+    assert [t["turn"] for t in turnkeeper("list", "--store", url, "--unfinished", "--json").document] == ["doubtful"]
     assert turnkeeper("list", "--store", url, "--phase", "nonsense").status == 2
 
 

@@ -51,7 +51,7 @@ COMMANDS = (
         "looking:list_turns",
         LOOKING,
         "List the turns of a store, those that need attention first.",
-        ("turnkeeper list --attention", "turnkeeper list --label customer=4711 --older-than 1h --json"),
+        ("turnkeeper list --attention", "turnkeeper list --unfinished --older-than 1h --label customer=4711 --json"),
     ),
     Command(
         "show",

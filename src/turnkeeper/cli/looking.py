@@ -19,6 +19,7 @@ from turnkeeper.errors import InvalidInput
 from turnkeeper.log import values
 from turnkeeper.log.record import Head
 from turnkeeper.turn.history import TurnHistory
+from turnkeeper.turn.leases import Lease, leases
 from turnkeeper.turn.names import TurnPhase
 from turnkeeper.turn.state import Round, final_text, rounds_of, thaw_messages
 
@@ -27,6 +28,7 @@ async def list_turns(
     *,
     store: StoreUrl = DEFAULT_STORE,
     attention: Annotated[bool, Parameter(negative="", help="Only turns that need somebody.")] = False,
+    unfinished: Annotated[bool, Parameter(negative="", help="Only turns that are not completed.")] = False,
     phase: Annotated[str | None, Parameter(help="Only turns in this phase, as COMPLETED.")] = None,
     label: Annotated[list[str] | None, Parameter(help="Only turns with this label, as customer=4711.")] = None,
     older_than: OlderThan | None = None,
@@ -46,6 +48,7 @@ async def list_turns(
             head
             async for head in keeper.turns(attention=attention or None, phase=wanted, unchanged_since=before)
             if all(head.labels.get(name) == value for name, value in pairs)
+            and not (unfinished and head.phase == TurnPhase.COMPLETED.value)
         ]
     found.sort(key=lambda head: (head.attention is None, -head.updated))
     shown = found[:limit] if limit > 0 else found
@@ -110,16 +113,22 @@ async def show(
         raise InvalidInput("--at", "sequence numbers begin with 1")
     async with await open_keeper(store) as keeper:
         history = await keeper.history(turn, scope, at=at)
+        now = await keeper.now()
     if history is None:
         raise InvalidInput("turn", f"there is no turn {turn!r} with scope {scope!r} in {store}")
     if json:
-        print_json(_turn_json(turn, scope, history))
+        print_json(_turn_json(turn, scope, history, now))
     else:
-        _print_turn(turn, scope, history)
+        _print_turn(turn, scope, history, now)
     return 0
 
 
-def _turn_json(turn_id: str, scope: str, history: TurnHistory) -> dict[str, Any]:
+def _held(history: TurnHistory, now: int) -> list[Lease]:
+    """The leases that somebody holds; of the past, nobody does."""
+    return list(leases(history.state, now)) if len(history.entries) == history.tail else []
+
+
+def _turn_json(turn_id: str, scope: str, history: TurnHistory, now: int) -> dict[str, Any]:
     state = history.state
     return {
         "turn": turn_id,
@@ -129,6 +138,10 @@ def _turn_json(turn_id: str, scope: str, history: TurnHistory) -> dict[str, Any]
         "sequence": len(history.entries),
         "tail": history.tail,
         "model_calls": state.model_calls,
+        "leases": [
+            {"what": one.what, "slot": one.slot, "owner": one.owner, "until": moment_iso(one.end), "ms": one.length}
+            for one in _held(history, now)
+        ],
         "rounds": [_round_json(round_) for round_ in rounds_of(state)],
         "messages": thaw_messages(state.transcript),
         "final_text": final_text(state),
@@ -164,7 +177,7 @@ def _round_json(round_: Round) -> dict[str, Any]:
     }
 
 
-def _print_turn(turn_id: str, scope: str, history: TurnHistory) -> None:
+def _print_turn(turn_id: str, scope: str, history: TurnHistory, now: int) -> None:
     console = Console()
     state = history.state
     shown = len(history.entries)
@@ -175,6 +188,13 @@ def _print_turn(turn_id: str, scope: str, history: TurnHistory) -> None:
     )
     if state.attention:
         console.print(f"[bold red]needs attention: {state.attention}[/]")
+    for lease in _held(history, now):
+        where = "" if lease.slot is None else f" {lease.slot[0]}.{lease.slot[1]}"
+        heard = (now - lease.end + lease.length) / 1000
+        until = moment(lease.end)[11:]
+        console.print(
+            escape(f"{lease.what}{where}: held by {owner_name(lease.owner)} until {until}, heard of {heard:.0f} s ago")
+        )
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("seq", "time", "+ms", "bytes", "round.slot", "what", "detail"):
         right = heading in ("seq", "+ms", "bytes")
