@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, Self
 
 import anyio
-import anyio.lowlevel
 import httpx2
 from standardwebhooks import Webhook
 from starlette.applications import Starlette
@@ -39,7 +38,8 @@ class Peer:
         keyed: it drops a second message with the same `Idempotency-Key`.
         faults: what happens to the next requests, in order: `ok`; `lose` (takes it, and loses its answer), `cut` (loses the
             connection before it takes it), `slow` (takes it, and answers when `patience` is set), a status, or a status with
-            `+` (takes it, and says that nevertheless); `endless` (takes it, and its answer never ends).
+            `+` (takes it, and says that nevertheless); `endless` (takes it, and its answer never ends);
+            `dripping` (so too, byte by byte).
         attempts: every request that came.
         messages: what a person sees, as (key, data).
         lookups: how often it was asked for a key.
@@ -100,15 +100,17 @@ class Peer:
             elif fault == "slow":
                 await self.patience.wait()
             elif fault == "endless":
-                return StreamingResponse(self._endless())
+                return StreamingResponse(self._endless(b" " * 65536, 0.0))
+            elif fault == "dripping":
+                return StreamingResponse(self._endless(b" ", 0.05))
             elif fault.endswith("+"):
                 return Response("hm", int(fault[:-1]))
         return JSONResponse({"id": f"id-{key}"})
 
-    async def _endless(self) -> AsyncGenerator[bytes]:
+    async def _endless(self, chunk: bytes, pause: float) -> AsyncGenerator[bytes]:
         while not self.patience.is_set():
-            yield b" " * 65536
-            await anyio.lowlevel.checkpoint()
+            yield chunk
+            await anyio.sleep(pause)
 
     async def _find(self, request: Request) -> Response:
         self.lookups += 1

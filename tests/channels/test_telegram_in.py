@@ -24,7 +24,7 @@ from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.message import Button, Content
-from turnkeeper.errors import InvalidInput
+from turnkeeper.errors import InvalidInput, SchemaConflict
 from turnkeeper.log.record import HeadQuery
 from turnkeeper.log.store import Store
 from turnkeeper.stores.sqlite import SqliteStore
@@ -253,6 +253,31 @@ async def test_what_cannot_be_kept_holds_nothing_up(
         await until(lambda: so(lambda: telegram.texts() == ["> a", "> b"] and not telegram.pending))
     assert "update 901 of bot 4711 cannot be kept" in caplog.text
     assert (await state_of(store, C)).received == 2
+
+
+async def test_a_conversation_that_cannot_be_read_holds_up_no_other(
+    telegram: Telegram, api: BotApi, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer version wrote its log, say. Its update is kept by Telegram, and taken once it can be."""
+    receive = Conversations.receive
+    broken = True
+
+    async def unreadable(bot: Conversations, conversation_id: str, *arguments: Any) -> Any:
+        if broken and conversation_id != C:
+            raise SchemaConflict("its log", "was written by a newer version")
+        return await receive(bot, conversation_id, *arguments)
+
+    monkeypatch.setattr(Conversations, "receive", unreadable)
+    telegram.open(6)
+    telegram.say("a", chat=6)
+    async with polling(store, api):
+        for number in range(2):
+            telegram.say(str(number))
+            await until(lambda: so(lambda: len(telegram.texts()) == number + 1))  # noqa: B023  # awaited at once
+        assert telegram.pending[0]["update_id"] == 900
+        broken = False
+        await until(lambda: so(lambda: not telegram.pending and telegram.texts(6) == ["> a"]))
+    assert telegram.texts() == ["> 0", "> 1"]
 
 
 def question() -> Flow:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx2
 import pytest
 from standardwebhooks import Webhook
@@ -13,9 +14,10 @@ from standardwebhooks import Webhook
 from tests.cases.charge_server import unused_port
 from tests.channels.peer import SECRET, Peer
 from tests.conversation.driving import state_of
+from turnkeeper.channels import posting
 from turnkeeper.channels.replies import reply_port
 from turnkeeper.channels.webhook import DAY, WebhookChannel, conversation_id
-from turnkeeper.conversation.channel import NotSent, Refused, SendOutcome, Sent, Unknown
+from turnkeeper.conversation.channel import NotSent, Refused, SendOutcome, Sent, Unknown, send_on
 from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
@@ -119,6 +121,35 @@ async def test_a_peer_that_asks_to_wait(peer: Peer, told: str | None, seconds: f
     for status in ("429", "425"):
         assert await sent(peer, status) == Refused(f"HTTP {status}", seconds)
     assert peer.messages == []
+
+
+async def test_an_answer_that_drips(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No single read takes long. What was taken is known by then, and holds up nobody."""
+    monkeypatch.setattr(posting, "ANSWER_SECONDS", 0.3)
+    with anyio.fail_after(20):
+        assert await sent(peer, "dripping") == Sent(KEY)
+
+
+async def test_an_exchange_has_an_end(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(posting, "EXCHANGE_SECONDS", 0.3)
+    with anyio.fail_after(20):
+        assert isinstance(await sent(peer, "slow"), Unknown)
+    assert len(peer.messages) == 1
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("inf", 1.0), ("nan", 1.0), ("1e300", DAY)])
+async def test_a_wait_that_cannot_be_reckoned_with(peer: Peer, told: str, seconds: float) -> None:
+    """A peer may say anything: its message waits, and no attempt at it counts as one that failed here."""
+    peer.retry_after = told
+    peer.faults = ["429", "429"]
+    async with to(peer) as channel, await SqliteStore.open(":memory:") as store:
+        assert await send_on(channel, C, KEY, Content(text="hello")) == Refused("HTTP 429", seconds)
+        with anyio.fail_after(20):
+            async with Conversations(store, [two_words()], channel) as bot:
+                done = await bot.handle(C, Message(event_id="1", text="hello"))
+        state = await state_of(store, C)
+    assert done.left == ("later" if seconds == DAY else None)
+    assert [one.attempts for one in state.inbound] == [0] * (seconds == DAY)
 
 
 async def test_what_never_left(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import anyio
+
 from turnkeeper.conversation.channel import NotSent, Refused, Unknown
 from turnkeeper.engine.outcomes import classify
 from turnkeeper.models.failures import MissingSdk
@@ -13,8 +15,10 @@ try:
 except ImportError as e:
     raise MissingSdk("webhook", e) from e
 
-MAX_ANSWER: Final = 1024 * 1024
-"""Bytes of an answer that are read."""
+EXCHANGE_SECONDS = 120.0
+"""Seconds that a request may take with its answer, however lively the connection is: timeouts are for each single read."""
+ANSWER_SECONDS = 15.0
+"""Seconds for which the body of an answer is read that nothing depends on."""
 TIMEOUT: Final = httpx2.Timeout(30.0, connect=10.0, pool=10.0)
 # A connection that was idle may be closed by the other side just when it is used, which leaves a doubt: it is not kept long.
 LIMITS: Final = httpx2.Limits(max_connections=100, max_keepalive_connections=20, keepalive_expiry=4.0)
@@ -41,11 +45,12 @@ def _last_words(error: BaseException) -> str:
     return words or "no details"
 
 
-async def read_bounded(response: httpx2.Response, limit: int = MAX_ANSWER) -> bytes:
-    """The beginning of an answer's body, as it comes over the wire: nothing is unpacked."""
+async def read_bounded(response: httpx2.Response, limit: int, seconds: float) -> bytes:
+    """The beginning of an answer's body, as it comes over the wire: nothing is unpacked, and nobody is waited for without end."""
     body = bytearray()
-    async for chunk in response.aiter_raw():
-        body += chunk
-        if len(body) >= limit:
-            break
+    with anyio.move_on_after(seconds):
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) >= limit:
+                break
     return bytes(body[:limit])

@@ -40,7 +40,7 @@ from turnkeeper.channels.telegram_updates import (
 from turnkeeper.conversation.channel import NotSent, Refused, SendOutcome, Sent, Unknown
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.message import Content
-from turnkeeper.errors import InvalidInput, StoreError
+from turnkeeper.errors import InvalidInput
 from turnkeeper.models.failures import MissingSdk
 from turnkeeper.observe.logs import logger
 
@@ -241,6 +241,10 @@ async def poll_telegram(
         raise failure
 
 
+class _NotTaken(Exception):
+    """An update is not in the journal, and has to come again."""
+
+
 class _Poller:
     def __init__(
         self,
@@ -287,8 +291,10 @@ class _Poller:
                 pause = max(pause, _WAIT if e.retry_after is None else e.retry_after)
             except TelegramError as e:
                 log.warning("bot %d gets no updates now: %s", self._api.bot_id, e)
-            except StoreError:
-                log.exception("bot %d: the store takes no messages now; Telegram keeps them", self._api.bot_id)
+            except _NotTaken as e:
+                log.error(
+                    "bot %d: an update cannot be taken now; Telegram keeps it", self._api.bot_id, exc_info=e.__cause__
+                )
             await anyio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -296,26 +302,26 @@ class _Poller:
         """Take updates into the journal, those of a chat in their order; what to tell Telegram then.
 
         Raises:
-            StoreError: one of them is not in the journal. All of them come again.
+            _NotTaken: one of them is not in the journal. All of them come again.
         """
         chats: dict[str, list[Update | Ignored]] = {}
         for raw in updates:
             update = self._inbox.read(raw)
             chats.setdefault("" if isinstance(update, Ignored) else update.conversation_id, []).append(update)
-        failures: list[StoreError] = []
+        failures: list[Exception] = []
 
         async def take_all(of_a_chat: list[Update | Ignored]) -> None:
             try:
                 for update in of_a_chat:
                     await self._take_one(update)
-            except StoreError as e:
+            except Exception as e:  # whatever it is, it is one chat's: the others are taken, and nothing is given up
                 failures.append(e)
 
         async with anyio.create_task_group() as tasks:  # side by side: the store writes them in one go
             for of_a_chat in chats.values():
                 tasks.start_soon(take_all, of_a_chat)
         if failures:
-            raise failures[0]
+            raise _NotTaken from failures[0]
         return max(raw["update_id"] for raw in updates) + 1
 
     async def _take_one(self, update: Update | Ignored) -> None:

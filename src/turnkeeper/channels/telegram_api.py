@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
 
+import anyio
 import msgspec
 
+from turnkeeper.channels import posting
 from turnkeeper.channels.posting import LIMITS, TIMEOUT, judged, read_bounded
-from turnkeeper.conversation.channel import NotSent, Unknown
+from turnkeeper.conversation.channel import NotSent, Refused, Unknown
 from turnkeeper.errors import InvalidInput, TurnkeeperError
 from turnkeeper.models.failures import MissingSdk
 
@@ -165,11 +167,14 @@ class BotApi:
         if wait and timeout.read is not None:
             timeout.read += wait
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        seconds = posting.EXCHANGE_SECONDS + wait
+        outcome: NotSent | Refused | Unknown = Unknown(f"no answer in {seconds:.0f} s")
         try:
-            async with self._client.stream(
-                "POST", f"{self._base}/bot/{method}", content=body, headers=headers, timeout=timeout
-            ) as response:
-                return self._said(method, response.status_code, await read_bounded(response, _LARGEST))
+            with anyio.move_on_after(seconds):
+                async with self._client.stream(
+                    "POST", f"{self._base}/bot/{method}", content=body, headers=headers, timeout=timeout
+                ) as response:
+                    return self._said(method, response.status_code, await read_bounded(response, _LARGEST, seconds))
         except (httpx2.HTTPError, httpx2.InvalidURL) as e:
             outcome = judged(e)
         # The library's own error is not kept with it: what it holds ends up in reports.

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
+import anyio
 import msgspec
 
+from turnkeeper.channels import posting
 from turnkeeper.channels.posting import LIMITS, TIMEOUT, judged, read_bounded
 from turnkeeper.channels.processing import Taken
 from turnkeeper.channels.receiving import (
@@ -266,11 +268,13 @@ class WebhookChannel:
             "idempotency-key": key,
             **signed,
         }
+        outcome: SendOutcome = Unknown(f"no answer in {posting.EXCHANGE_SECONDS:.0f} s")
         try:
-            async with self._client().stream(
-                "POST", url, content=body, headers=headers, follow_redirects=False
-            ) as response:
-                return await self._said(response, key)
+            with anyio.move_on_after(posting.EXCHANGE_SECONDS):
+                async with self._client().stream(
+                    "POST", url, content=body, headers=headers, follow_redirects=False
+                ) as response:
+                    outcome = await self._said(response, key)
         except (httpx2.HTTPError, httpx2.InvalidURL) as e:
             outcome = judged(e)
         if isinstance(outcome, Unknown):
@@ -320,7 +324,7 @@ _named: Final = msgspec.json.Decoder(_Named).decode
 async def _id_in(response: httpx2.Response) -> str:
     """What the peer calls the message, if its answer is an object that says so under `id`."""
     try:
-        named = str(_named(await read_bounded(response, 64 * 1024)).id)
+        named = str(_named(await read_bounded(response, 64 * 1024, posting.ANSWER_SECONDS)).id)
         return values.identifier(named, "id", empty=True)
     except (httpx2.HTTPError, ValueError, RecursionError):
         return ""

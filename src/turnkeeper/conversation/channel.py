@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import math
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, runtime_checkable
 
 from turnkeeper.conversation.message import Content
 from turnkeeper.engine.outcomes import LookedUp, awaited, classify
 from turnkeeper.observe.logs import logger
 
 log = logger(__name__)
+
+_LONGEST_WAIT: Final = 86_400.0
+"""Seconds that a channel may ask to wait; what asks for more is asked again then."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,10 @@ class FindingChannel(Protocol):
 async def send_on(channel: Channel, conversation_id: str, key: str, content: Content) -> SendOutcome:
     """Send, with what the channel raises as an outcome."""
     try:
-        return await awaited(channel.send(conversation_id, key, content))
+        outcome = await awaited(channel.send(conversation_id, key, content))
+        if isinstance(outcome, Refused) and outcome.retry_after is not None:
+            return replace(outcome, retry_after=_bounded(outcome.retry_after))
+        return outcome
     except Exception as e:
         reason = f"{type(e).__name__}: {e}"
         match classify(e):
@@ -86,6 +93,11 @@ async def send_on(channel: Channel, conversation_id: str, key: str, content: Con
             case "unknown":
                 log.warning("conversation %s: whether a message was sent is not known: %s", conversation_id, reason)
                 return Unknown(reason)
+
+
+def _bounded(seconds: float) -> float:
+    """A wait that can be reckoned with, whatever the other side has said."""
+    return _LONGEST_WAIT if math.isnan(seconds) else min(max(seconds, 0.0), _LONGEST_WAIT)
 
 
 async def look_up(channel: Channel, conversation_id: str, key: str) -> LookedUp | None:

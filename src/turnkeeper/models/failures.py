@@ -6,6 +6,7 @@ Both SDKs are asked by the shape of their errors, so nothing of either is import
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -230,7 +231,9 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
         if said is None:
             continue
         try:
-            return max(float(said) * unit, 0.0)
+            seconds = float(said) * unit
+            if math.isfinite(seconds):
+                return max(seconds, 0.0)
         except ValueError:
             pass
         try:
