@@ -118,6 +118,8 @@ class Worker:
         self._away = 0.0
         """Seconds until the store is tried again; 0: it is there."""
         self._away_until = 0.0
+        self._pauses: dict[str, float] = {}
+        """Of conversations that the store has failed at, the last pause: a part of it may be away while the rest is there."""
         self._chance = random.Random()  # noqa: S311  # spreads the attempts of many workers
         self.progress = Progress()
 
@@ -262,16 +264,17 @@ class Worker:
             processed = await self._bot.process(conversation_id, at_most=self._messages)
         except _STORE_IS_AWAY as e:
             self._failed(f"conversation {conversation_id}", e)
-            return self._about(self._put_off())
+            return self._about(max(self._put_off(), self._pause_of(conversation_id)))
         except StoreContention as e:
             self._failed(f"conversation {conversation_id}", e)
-            return self._about(_FIRST_PAUSE)
+            return self._about(self._pause_of(conversation_id))
         except Exception as e:
             if not isinstance(e, TurnkeeperError):
                 log.exception("conversation %s", conversation_id)
             self._failed(f"conversation {conversation_id}", e)
             return self._about(_LONGEST_PAUSE)
         self._away = 0.0
+        self._pauses.pop(conversation_id, None)
         self._now(handled=self.progress.handled + processed.handled)
         return processed.again_in
 
@@ -282,6 +285,14 @@ class Worker:
             self._away = min(max(2 * self._away, _FIRST_PAUSE), _LONGEST_PAUSE)
             self._away_until = now + self._away / 2
         return self._away
+
+    def _pause_of(self, conversation_id: str) -> float:
+        """The pause until the next attempt at one conversation, which grows with every failure."""
+        if len(self._pauses) >= _MOST_HINTS:
+            self._pauses.clear()  # others may have handled them long ago
+        pause = min(max(2 * self._pauses.get(conversation_id, 0.0), _FIRST_PAUSE), _LONGEST_PAUSE)
+        self._pauses[conversation_id] = pause
+        return pause
 
     def _about(self, seconds: float) -> float:
         """Nearly so many: many workers do not come all at once."""

@@ -297,6 +297,28 @@ async def test_a_store_that_is_away_from_its_queue(store: SqliteStore, tmp_path:
         await transport.close()
 
 
+async def test_a_part_of_the_store_is_away(store: SqliteStore) -> None:
+    """A node of a cluster, say: what lies there is tried ever rarer, also while everything else goes well."""
+    async with working(store, echo(), Platform(), sweep_seconds=1000) as scene:
+        process, tried = scene.bot.process, 0
+
+        async def partly(conversation_id: str, *, at_most: int | None = None) -> Any:
+            nonlocal tried
+            if conversation_id != "lost":
+                return await process(conversation_id, at_most=at_most)
+            tried += 1
+            raise StoreUnavailable("node", "connection refused", applied=False)
+
+        scene.bot.process = partly  # type: ignore[method-assign]
+        await scene.says("hello", "lost")
+        with anyio.move_on_after(3):
+            while True:
+                await scene.says("hello", "there")
+                await anyio.sleep(0.02)
+        assert scene.worker.progress.handled > 20
+        assert 2 <= tried <= 8
+
+
 async def test_a_conversation_that_cannot_be_gone_on_with(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again and again, and leaves no dead letters behind: its hints say nothing that is worth keeping."""
     monkeypatch.setattr(module, "_LONGEST_PAUSE", 0.01)
