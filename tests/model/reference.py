@@ -316,6 +316,23 @@ class Journal:
         self.revision += 1
         return Answer("COMPLETED", there)
 
+    def release(self, owner: str) -> Error | None:
+        """A lease that somebody takes from its owner ends now, and nothing else changes."""
+        if self.phase is None:
+            return "error"
+        slots = self.rounds[self.current_round].slots if self.phase == "ASSISTANT_RESERVED" else []
+        held = [
+            there
+            for there in slots
+            if there and there.owner == owner and there.state in ("CLAIMED", "EXECUTING") and self.now < there.lease_end
+        ]
+        if not held:
+            return "conflict"
+        for there in held:
+            there.lease_end = self.now
+        self.revision += 1
+        return None
+
     def resolve_tool(self, index: int, slot: int, resolution: str, result: dict[str, Any] | None) -> Answer | Error:
         """T3, the audited way out of AMBIGUOUS."""
         there = self.slot(index, slot)

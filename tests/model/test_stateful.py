@@ -31,6 +31,7 @@ from turnkeeper.log.record import NOWHERE
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.turn import records as r
 from turnkeeper.turn.evolve import TurnRules
+from turnkeeper.turn.handle import TurnHandle
 from turnkeeper.turn.names import ToolCallState
 from turnkeeper.turn.session import TurnCheckpointSession
 from turnkeeper.turn.snapshot import ToolCallDecision
@@ -77,6 +78,7 @@ often: Final = {
     "own": 2,
     "finish": 2,
     "resolve": 1,
+    "release": 1,
     "time_passes": 1,
     "dies": 1,
 }
@@ -391,6 +393,13 @@ class Turn(RuleBasedStateMachine):
             index, slot, resolution, who="operator", why="looked", result_record=result
         )  # fmt: skip
         self._slot(index, slot, expected, given)
+
+    def release(self, worker: int, slot: int, right: bool) -> None:
+        """Somebody takes what an owner holds, however lately it was heard of."""
+        owner, _ = self._owner(self.journal.current_round, slot, worker, right)
+        expected = self.journal.release(owner)
+        handle = TurnHandle(self.store, self.trace)
+        self._same(expected, handle.release(owner, who="operator", why="it is dead", force=True))
 
     # --- what must hold --------------------------------------------------------------------------------------
 
