@@ -82,7 +82,8 @@ class RedisServer:
 
     def start(self) -> None:
         """Start, and wait until it takes commands."""
-        arguments = [text for name, value in self._settings.items() for text in (f"--{name}", value)]
+        # Redis 6.2 takes each word of a setting as an argument of its own.
+        arguments = [text for name, value in self._settings.items() for text in (f"--{name}", *(value.split() or [""]))]
         self._run(["redis-server", "--port", str(self.port), "--dir", str(self.folder), *arguments])
 
     def as_sentinel(self, configuration: Path) -> None:

@@ -182,11 +182,12 @@ class RedisTransport(BaseTransport):
         self._first = (self._first + 1) % self.shards
         deliveries: list[Delivery] = []
         dues: list[int] = []
+        left = 0
         seen = [b"0-0"] * self.shards
         for shard in (*range(self._first, self.shards), *range(self._first)):
             arguments = (
                 *(consumer.encode(), count - len(deliveries), lease_ms, LEASE_ENDED, LIMIT_REACHED),
-                _FORGET_CONSUMERS,
+                *(_FORGET_CONSUMERS, left),
             )
             try:
                 # An answer that was lost may have handed out something: that comes again when its lease is over.
@@ -195,7 +196,7 @@ class RedisTransport(BaseTransport):
                 if deliveries:
                     await self._return(deliveries)
                 raise
-            due, seen[shard], group_gone, lost, others, handed = reply
+            due, seen[shard], group_gone, lost, others, handed, left = reply
             deliveries += [
                 Delivery(name.decode(), key.decode(), body, attempt, consumer, fence, int(published))
                 for name, key, body, attempt, fence, published in handed

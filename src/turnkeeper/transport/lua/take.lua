@@ -1,13 +1,14 @@
 -- Hand out entries. OWN: consumer, count, lease in milliseconds, reason where a lease ended, reason where the limit is reached,
--- milliseconds for which a consumer that is gone is remembered.
+-- milliseconds for which a consumer that is gone is remembered, and how many entries that were left the call has from other shards.
 -- Reply: milliseconds until the next entry is due or -1, the last wake-up, whether the group was gone, ids that were lost, how many
--- others were lost, and for each delivery: id, key, body, attempt, fence, published.
+-- others were lost, for each delivery id, key, body, attempt, fence, published, and how many that were left the call has now.
 
 local consumer, count, lease = ARGV[OWN], tonumber(ARGV[OWN + 1]), tonumber(ARGV[OWN + 2])
 local LEASE_ENDED, LIMIT_REACHED = ARGV[OWN + 3], ARGV[OWN + 4]
 local FORGET_AFTER = tonumber(ARGV[OWN + 5])
 local SWEEP_EVERY, TIDY_EVERY = 30000, 600000
-local handed, lost, others, group_gone, suspects = {}, {}, 0, 0, 0
+local suspects = tonumber(ARGV[OWN + 6])
+local handed, lost, others, group_gone = {}, {}, 0, 0
 
 local again = false -- something became ready behind our look
 
@@ -183,4 +184,4 @@ if again then
 end
 local last = redis.call('XREVRANGE', WAKE, '+', '-', 'COUNT', 1)
 local seen = last[1] and last[1][1] or '0-0'
-return {due and math.max(0, due - now) or -1, seen, group_gone, lost, others, handed}
+return {due and math.max(0, due - now) or -1, seen, group_gone, lost, others, handed, suspects}
