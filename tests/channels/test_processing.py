@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ from turnkeeper.conversation.context import FlowContext
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.message import Message
+from turnkeeper.errors import FlowUnknown
 from turnkeeper.stores.sqlite import SqliteStore
 
 pytestmark = pytest.mark.anyio
@@ -120,6 +122,31 @@ async def test_a_failure_ends_nothing(store: SqliteStore, caplog: pytest.LogCapt
         await until(lambda: so(lambda: "cannot be gone on with now" in caplog.text))
         gate.fails = False
         await until(lambda: so(lambda: len(slow.platform.seen) == 1))
+
+
+async def test_what_cannot_be_gone_on_with_is_tried_ever_rarer(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at every look into the store: a flow that is gone would fill the log."""
+    tried = looks = 0
+    pending = Conversations.pending
+
+    async def fails(bot: Conversations, conversation_id: str) -> Any:
+        nonlocal tried
+        tried += 1
+        raise FlowUnknown(conversation_id, "gone", 1)
+
+    async def counted(bot: Conversations) -> list[str]:
+        nonlocal looks
+        looks += 1
+        return await pending(bot)
+
+    monkeypatch.setattr(Conversations, "process", fails)
+    monkeypatch.setattr(Conversations, "pending", counted)
+    async with Conversations(store, [Slow().flow], Platform()) as bot, InProcess(bot, poll_seconds=0.001):
+        await bot.receive("c", Message(event_id="1", text="hello"))
+        await until(lambda: so(lambda: looks > 100 and tried > 1))
+    assert tried < looks / 10
 
 
 async def test_nobody_is_there(store: SqliteStore, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,6 +19,7 @@ from turnkeeper.conversation.evolve import Retention
 from turnkeeper.conversation.flow import Flow, Step
 from turnkeeper.conversation.handle import ConversationHandle
 from turnkeeper.conversation.intents import Intents, flows_by_name
+from turnkeeper.conversation.lookout import Lookout
 from turnkeeper.conversation.message import Message, keep_message, redacted_message
 from turnkeeper.conversation.observing import begin_turn
 from turnkeeper.conversation.run import Desk, StepRun
@@ -450,32 +451,7 @@ class Conversations:
 
     async def work(self, *, poll_seconds: float = 0.5, at_once: int = 16) -> None:
         """Handle whatever is pending in the store, for as long as this is not cancelled."""
-        limit = anyio.CapacityLimiter(at_once)
-        busy: set[str] = set()
-        async with anyio.create_task_group() as tasks:
-            while True:
-                try:
-                    pending = await self.pending()
-                except StoreError:
-                    log.exception("what is pending cannot be listed now")
-                    pending = []
-                for conversation_id in pending:
-                    if conversation_id not in busy:
-                        busy.add(conversation_id)
-                        await limit.acquire_on_behalf_of(conversation_id)
-                        tasks.start_soon(self._process_one, conversation_id, busy, limit)
-                await anyio.sleep(poll_seconds)
-
-    async def _process_one(self, conversation_id: str, busy: set[str], limit: anyio.CapacityLimiter) -> None:
-        try:
-            await self.process(conversation_id)
-        except Exception:
-            log.exception(
-                "conversation %s cannot be gone on with here", conversation_id, extra={"conversation": conversation_id}
-            )
-        finally:
-            busy.discard(conversation_id)
-            limit.release_on_behalf_of(conversation_id)
+        await Lookout(self.pending, self.process, poll_seconds=poll_seconds, at_once=at_once).run()
 
     async def pending(self) -> list[str]:
         """Conversations with something to do now, by the store's listing, which may lag."""
