@@ -203,8 +203,10 @@ class Worker:
                 self._away = 0.0
                 self._missed = {one: self._missed.get(one, 0) + 1 for one in found}
                 for conversation_id in found:
-                    if self._is_time(self._missed[conversation_id]):
-                        await self._hint(conversation_id, 0.0)
+                    if self._is_time(self._missed[conversation_id]) and not await self._quietly(
+                        self._hint, conversation_id, 0.0
+                    ):
+                        self._missed[conversation_id] = 0
             except StoreError as e:
                 self._failed("looking for what is pending", e)
 

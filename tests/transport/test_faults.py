@@ -12,7 +12,7 @@ import pytest
 from tests.servers.pgbouncer import pgbouncer
 from tests.servers.postgres import Server
 from tests.servers.proxy import Proxy, When
-from tests.servers.redis import RedisServer, server
+from tests.servers.redis import RedisServer, cluster, server
 from tests.transport.support import PATIENCE, ClockedTransport, drain, take, take_one, waiting
 from turnkeeper import errors
 from turnkeeper.stores.postgres import PostgresStore
@@ -128,6 +128,37 @@ async def _persist(queue: Transport, body: bytes) -> None:
         await queue.publish("k", body)
     except errors.StoreUnavailable:
         await queue.publish("k", body)
+
+
+async def test_a_part_is_away() -> None:
+    """TR-10: a node of a cluster that is away holds up nobody else's entries; its own come when it is there again."""
+    settings = {"cluster-require-full-coverage": "no", "appendonly": "yes", "appendfsync": "always"}
+    with cluster(node_timeout_ms=15_000, **settings) as servers:
+        async with await RedisStore.open(servers.url("timeout=1&patience=1")) as store:
+            queue = await RedisTransport.open(store)
+            holders = [servers.holder(servers.slot(f"{{default-{shard}}}")) for shard in range(queue.shards)]
+            keys = {queue.shard_of(f"k{number}"): f"k{number}" for number in range(100)}
+            for shard in range(queue.shards):
+                await queue.publish(keys[shard])
+            away = servers.nodes[holders[0]]
+            away.kill()
+            there = {keys[shard] for shard, holder in enumerate(holders) if holder != holders[0]}
+            assert 0 < len(there) < len(keys)
+            with anyio.fail_after(PATIENCE):
+                assert await _keys_of(queue, len(there)) == there
+                away.start()
+                assert await _keys_of(queue, len(keys) - len(there)) == {keys[shard] for shard in range(4)} - there
+            await queue.close()
+
+
+async def _keys_of(queue: Transport, number: int) -> set[str]:
+    """Take and acknowledge so many entries."""
+    found: set[str] = set()
+    while len(found) < number:
+        for delivery in await queue.consume("a", count=10, wait_seconds=5):
+            assert await queue.acknowledge(delivery)
+            found.add(delivery.key)
+    return found
 
 
 async def test_behind_a_pooler(postgres: Server, postgres_database: str) -> None:

@@ -11,6 +11,8 @@ stream of their own that changes whenever there is a reason to look, so waiting 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -37,6 +39,8 @@ from turnkeeper.transport.protocol import (
 )
 from turnkeeper.transport.redis_wakes import Wakes
 
+log = logging.getLogger(__name__)
+
 SHARDS: Final = 4
 """Parts of a queue in a cluster, so that its nodes share the work; elsewhere there is one."""
 COMPLETED: Final = "COMPLETED"
@@ -50,6 +54,11 @@ _LIFECYCLE_TTL: Final = 604_800.0
 
 _FORGET_CONSUMERS: Final = 3_600_000
 """Milliseconds after which the group forgets a consumer that holds nothing."""
+
+_LEFT_OUT: Final = (0.25, 5.0)
+"""Seconds for which a part of the queue that cannot be reached is left out: at first, and at the most."""
+_PROBE: Final = 1.0
+"""Seconds in which a part that was left out has to answer, so that the others need not wait for it."""
 
 _histories: Final = msgspec.json.Decoder(tuple[Failure, ...])
 
@@ -65,6 +74,14 @@ class Finished(IntEnum):
     """Acknowledged, the stage recorded, and the trace out of the active index."""
     NOT_DELIVERED = 2
     """The stage may not follow the one that is recorded. Nothing was changed; project the lifecycle first."""
+
+
+class _Out(NamedTuple):
+    """A part of the queue that cannot be reached: why, until when it is left out, and for how long that was."""
+
+    error: StoreUnavailable
+    until: float
+    pause: float
 
 
 class Active(NamedTuple):
@@ -107,6 +124,8 @@ class RedisTransport(BaseTransport):
         self._keys = [[self._key(shard, part) for part in _PARTS] for shard in range(self.shards)]
         self._first = 0
         """The shard that is asked first; another one each time."""
+        self._out: dict[int, _Out] = {}
+        """Shards that cannot be reached, while others can."""
         self._wakes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Wakes] = weakref.WeakKeyDictionary()
 
     @classmethod
@@ -182,9 +201,11 @@ class RedisTransport(BaseTransport):
         self._first = (self._first + 1) % self.shards
         deliveries: list[Delivery] = []
         dues: list[int] = []
-        left = 0
+        left = answered = 0
         seen = [b"0-0"] * self.shards
         for shard in (*range(self._first, self.shards), *range(self._first)):
+            if not await self._is_there(shard):
+                continue
             arguments = (
                 *(consumer.encode(), count - len(deliveries), lease_ms, LEASE_ENDED, LIMIT_REACHED),
                 *(_FORGET_CONSUMERS, left),
@@ -192,11 +213,19 @@ class RedisTransport(BaseTransport):
             try:
                 # An answer that was lost may have handed out something: that comes again when its lease is over.
                 reply, _ = await self._run(scripts.TAKE, shard, *arguments, repeatable=False)
+            except StoreUnavailable as e:
+                if self.shards == 1:
+                    raise
+                self._leave_out(shard, e)
+                if deliveries:
+                    break  # they are not to wait for others that may be away too
+                continue
             except BaseException:
                 if deliveries:
                     await self._return(deliveries)
                 raise
             due, seen[shard], group_gone, lost, others, handed, left = reply
+            answered += 1
             deliveries += [
                 Delivery(name.decode(), key.decode(), body, attempt, consumer, fence, int(published))
                 for name, key, body, attempt, fence, published in handed
@@ -208,7 +237,36 @@ class RedisTransport(BaseTransport):
                 break
             if due >= 0:
                 dues.append(due)
+        if self._out and not deliveries:
+            if not answered:
+                error = next(iter(self._out.values())).error
+                raise StoreUnavailable(error.where, error.reason, applied=error.applied) from error
+            dues.append(round(_PROBE * 1000))
         return Taken(deliveries, min(dues, default=None), tuple(seen))
+
+    def _leave_out(self, shard: int, error: StoreUnavailable) -> None:
+        before = self._out.get(shard)
+        if before is None:
+            log.warning("%s: part %d of queue %s is away, the others go on: %s", self.where, shard, self.queue, error)
+        pause = _LEFT_OUT[0] if before is None else min(2 * before.pause, _LEFT_OUT[1])
+        self._out[shard] = _Out(error, time.monotonic() + pause, pause)
+
+    async def _is_there(self, shard: int) -> bool:
+        """Whether a shard is to be asked: one that was left out, once it answers again."""
+        out = self._out.get(shard)
+        if out is None:
+            return True
+        if time.monotonic() < out.until:
+            return False
+        try:
+            async with asyncio.timeout(_PROBE):
+                await self._run(scripts.DEPTH, shard, repeatable=True)
+        except (StoreUnavailable, TimeoutError):
+            self._leave_out(shard, out.error)
+            return False
+        self._out.pop(shard, None)
+        log.info("%s: part %d of queue %s is there again", self.where, shard, self.queue)
+        return True
 
     async def _return(self, deliveries: list[Delivery]) -> None:
         """Give back what other shards handed out before one failed: nobody would get to know of it."""
