@@ -44,6 +44,8 @@ _LAST_WORDS: Final = 5.0
 """Seconds that handing over a conversation's hint may take."""
 _OFTEN: Final = 64
 """Sweeps between two hints at the most, for a conversation that stays pending."""
+_LONGEST_WAIT: Final = 30 * 86_400.0
+"""Seconds for which a hint is put off at the most: queues have a limit, and timers have none."""
 _ABOUT: Final = 0.05
 _MOST_HINTS: Final = 4096
 """Hints that are remembered before those that are due are looked for and forgotten."""
@@ -111,7 +113,8 @@ class Worker:
         self._in_hand: set[str] = set()
         self._room = anyio.Condition()
         self._once_more: set[str] = set()
-        self._hinted: dict[str, float] = {}
+        self._hinted: dict[str, tuple[float, str]] = {}
+        """When a hint of ours comes for a conversation, by `time.monotonic`, and its entry."""
         self._most_hints = _MOST_HINTS
         self._missed: dict[str, int] = {}
         """Conversations that the last sweep found, and in how many sweeps, one behind the other."""
@@ -219,6 +222,8 @@ class Worker:
 
     async def _handle(self, delivery: Delivery) -> None:
         conversation_id = delivery.key
+        if self._hinted.get(conversation_id, (0.0, ""))[1] == delivery.id:
+            del self._hinted[conversation_id]  # it is here, whatever our clock says
         if conversation_id in self._in_hand:
             # Whoever has it in hand looks once more before it lets go.
             self._once_more.add(conversation_id)
@@ -278,7 +283,7 @@ class Worker:
         self._away = 0.0
         self._pauses.pop(conversation_id, None)
         self._now(handled=self.progress.handled + processed.handled)
-        return processed.again_in
+        return None if processed.again_in is None else min(processed.again_in, _LONGEST_WAIT)
 
     def _put_off(self) -> float:
         """The store is away: the pause until the next attempt, which grows once for all who notice it at the same time."""
@@ -310,21 +315,21 @@ class Worker:
         else:
             # As not tried: what cannot be gone on with here is no fault of the hint, which says nothing else than another one.
             await self._quietly(partial(self._transport.release, delay=wait), delivery)
-            self._hinted[delivery.key] = time.monotonic() + wait
+            self._hinted[delivery.key] = time.monotonic() + wait, delivery.id
 
     def _comes_by(self, conversation_id: str, wait: float) -> bool:
         """Whether a hint of ours comes by then anyway."""
         now = time.monotonic()
         if len(self._hinted) >= self._most_hints:
-            self._hinted = {one: due for one, due in self._hinted.items() if due > now}
+            self._hinted = {one: hint for one, hint in self._hinted.items() if hint[0] > now}
             self._most_hints = max(_MOST_HINTS, 2 * len(self._hinted))
-        return now < self._hinted.get(conversation_id, 0.0) <= now + wait + _ABOUT
+        return now < self._hinted.get(conversation_id, (0.0, ""))[0] <= now + wait + _ABOUT
 
     async def _hint(self, conversation_id: str, delay: float) -> None:
         """Have a conversation come again."""
         if not self._comes_by(conversation_id, delay):
-            await self._transport.publish(conversation_id, delay=delay)
-            self._hinted[conversation_id] = time.monotonic() + delay
+            entry = await self._transport.publish(conversation_id, delay=delay)
+            self._hinted[conversation_id] = time.monotonic() + delay, entry
 
     async def _quietly(self, call: Callable[..., Awaitable[object]], *arguments: object) -> bool:
         """Whether a call of the transport came through. Where it is away, its leases end, and what was held comes again."""

@@ -126,6 +126,30 @@ async def test_a_timer_is_hinted_at(store: SqliteStore) -> None:
         await until(lambda: platform.texts() == ["Yes?", "Too late."])
 
 
+async def test_a_timer_that_is_further_off_than_a_queue_can_wait(store: SqliteStore) -> None:
+    """It is looked at in between, and does not end the worker."""
+    flow = Flow("f")
+
+    @flow.step
+    async def only(c: FlowContext) -> None:
+        try:
+            await c.ask("Yes?", timeout=20 * 366 * 86_400)
+        except TimedOut:
+            await c.send("Too late.")
+
+    platform = Platform()
+    async with working(store, flow, platform, sweep_seconds=1000) as scene:
+        await scene.says("go")
+        await until(lambda: platform.texts() == ["Yes?"] and not scene.worker.progress.in_hand)
+        for _ in range(2):
+            before = scene.worker.progress.beat
+            assert (await scene.transport.depth()).delayed == 1
+            await store.advance_clock(31 * 86_400_000)
+            await until(lambda: scene.worker.progress.beat > before and not scene.worker.progress.in_hand)  # noqa: B023
+        await store.advance_clock(20 * 366 * 86_400_000)
+        await until(lambda: platform.texts() == ["Yes?", "Too late."])
+
+
 async def test_others_have_their_turn(store: SqliteStore) -> None:
     """A conversation that is flooded does not hold up the others."""
     platform = Platform()
