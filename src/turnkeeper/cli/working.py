@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _HUNG: Final = 60.0
 """Seconds without a beat of the loop after which it is told to be unhealthy."""
+_GRACE: Final = 10.0
+"""Seconds that a front end may take to stop by itself, where it does that."""
 _TELL: Final = 10.0
 """Most often, in seconds, that progress is told where there is no terminal."""
 
@@ -79,7 +81,7 @@ async def serve(service: ServiceTarget, *, wait: _Wait = "1m") -> int:
     _log_to_stderr()
     opened = loaded.open(replicas=True, wait_seconds=seconds_of(wait, "--wait"))
     async with opened as running, anyio.create_task_group() as tasks:
-        tasks.start_soon(_cancel_on_signals, tasks.cancel_scope)
+        await tasks.start(_cancel_on_signals, tasks.cancel_scope)
         await loaded.front(running)
         tasks.cancel_scope.cancel()
     return 0
@@ -92,10 +94,17 @@ def _log_to_stderr() -> None:
             logging.getLogger(noisy).setLevel(logging.WARNING)  # at INFO they tell addresses, which may hold secrets
 
 
-async def _cancel_on_signals(scope: anyio.CancelScope) -> None:
+async def _cancel_on_signals(scope: anyio.CancelScope, *, task_status: TaskStatus[None]) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
+        ours = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+        task_status.started()
+        async for one in signals:
             log.info("told to stop")
+            if signal.getsignal(one) is not ours[one]:
+                # The front end listens for signals itself: a web server, which finishes the requests that it has.
+                with anyio.move_on_after(_GRACE):
+                    async for _ in signals:  # told once more, it does not
+                        break
             scope.cancel()
 
 
