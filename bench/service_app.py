@@ -34,13 +34,9 @@ async def webhook() -> AsyncGenerator[Any]:
 
 async def front(running: Running) -> None:
     """Messages come in at PORT."""
-    app = webhook_app(running.bot, SECRET, taken=_nobody)
+    app = webhook_app(running.bot, SECRET)
     config = uvicorn.Config(app, host="127.0.0.1", port=int(os.environ["PORT"]), log_level="warning", access_log=False)
     await uvicorn.Server(config).serve()
-
-
-def _nobody(conversation_id: str) -> None:
-    """Workers are told by `receive` itself."""
 
 
 service = Service(flow, {"webhook": webhook}, front=front)

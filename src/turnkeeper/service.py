@@ -48,10 +48,6 @@ class Running:
     transport: Transport
     bot: Conversations
 
-    async def announce(self, conversation_id: str) -> None:
-        """Tell workers that a conversation has something to do. `bot.receive` does that for every message that is new."""
-        await self.transport.publish(conversation_id)
-
 
 Front = Callable[[Running], Awaitable[None]]
 

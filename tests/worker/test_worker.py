@@ -12,12 +12,14 @@ import pytest
 
 from tests.conversation.driving import state_of
 from tests.conversation.platform import Platform
+from tests.engine.wrapped import WrappedStore
 from turnkeeper import worker as module
 from turnkeeper.conversation.context import FlowContext, TimedOut
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.flow import Flow
 from turnkeeper.conversation.message import Message
 from turnkeeper.errors import StoreUnavailable
+from turnkeeper.log.record import Head, HeadQuery
 from turnkeeper.stores.sqlite import SqliteStore
 from turnkeeper.transport.opening import transport_in
 from turnkeeper.transport.protocol import MAX_COUNT, Transport
@@ -104,6 +106,43 @@ async def test_what_no_hint_tells_of_is_found(store: SqliteStore) -> None:
         await scene.says("hello")
         await until(lambda: bool(platform.seen))
     assert platform.texts() == ["hello"]
+
+
+async def test_a_message_that_nobody_was_told_of(store: SqliteStore) -> None:
+    """J1: whoever took it died before he told of it; it is delivered again, to another one, who tells of it if it is pending."""
+    platform = Platform()
+    async with working(store, echo(), platform, sweep_seconds=1000) as scene:
+        dead = Conversations(store, [echo()], platform)
+        await dead.receive("c", Message(event_id="1", text="hello"))
+        assert (await scene.bot.receive("c", Message(event_id="1", text="hello"))).duplicate
+        await until(lambda: platform.texts() == ["hello"] and not scene.worker.progress.in_hand)
+        assert (await scene.bot.receive("c", Message(event_id="1", text="hello"))).duplicate
+        assert await scene.transport.depth() == (0, 0, 0, 0), "what is settled is told to nobody"
+
+
+async def test_a_message_that_nobody_can_be_told_of(store: SqliteStore) -> None:
+    """J1: it is acknowledged only if who looks through the store finds it, as an index may lag (LOG-8)."""
+
+    class Lagging(WrappedStore):
+        """One that does not list its logs yet."""
+
+        listed = False
+
+        async def heads(self, query: HeadQuery = HeadQuery()) -> AsyncIterator[Head]:  # noqa: B008  # immutable
+            """See `Store`."""
+            async for head in self.inner.heads(query):
+                if self.listed:
+                    yield head
+
+    async def away(conversation_id: str) -> None:
+        raise StoreUnavailable("the queue", f"is away for {conversation_id}")
+
+    lagging = Lagging(store)
+    bot = Conversations(lagging, [echo()], Platform(), announce=away)
+    with pytest.raises(StoreUnavailable):
+        await bot.receive("c", Message(event_id="1", text="hello"))
+    lagging.listed = True
+    assert (await bot.receive("c", Message(event_id="1", text="hello"))).duplicate
 
 
 async def test_a_timer_is_hinted_at(store: SqliteStore) -> None:

@@ -21,6 +21,10 @@ Taken = Callable[[str], object]
 """Told of a conversation with a new message, when its sender has its answer; what it returns may be awaited."""
 
 
+def nobody(_: str) -> None:
+    """To be told where a bot announces by itself what it takes."""
+
+
 async def tell(taken: Taken, conversation_id: str) -> None:
     """Tell of a conversation. What is raised is no failure of the message: it is in the journal, where a worker finds it."""
     try:

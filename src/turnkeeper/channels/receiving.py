@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from turnkeeper.channels.processing import InProcess, Taken, tell
+from turnkeeper.channels.processing import InProcess, Taken, nobody, tell
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.message import Message
 from turnkeeper.errors import InvalidInput, StoreError, ValueTooLarge
@@ -122,7 +122,10 @@ def afterwards(taken: Taken, conversation_id: str) -> BackgroundTask:
 
 
 def application(bot: Conversations, taken: Taken | None, route: Callable[[Taken], Route]) -> Starlette:
-    """An application with one route. Without `taken`, what comes is handled here, for as long as its lifespan lasts."""
+    """An application with one route. Without `taken`, workers handle what comes if the bot announces it; else it is handled
+    here, for as long as the application's lifespan lasts."""
+    if taken is None and bot.announces:
+        taken = nobody
     if taken is not None:
         return Starlette(routes=[route(taken)])
     here = InProcess(bot)

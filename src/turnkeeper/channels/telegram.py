@@ -15,7 +15,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from turnkeeper.channels.processing import InProcess, Taken, tell
+from turnkeeper.channels.processing import InProcess, Taken, nobody, tell
 from turnkeeper.channels.receiving import Refusal, application, bounded_body, guarded, journaled, require_json
 from turnkeeper.channels.telegram_api import (
     UPDATES,
@@ -217,7 +217,8 @@ async def poll_telegram(
 
     Args:
         bot: is entered already.
-        taken: told a conversation's id when it has a new message. None: it is handled in this process.
+        taken: told a conversation's id when it has a new message. None: workers are, if the bot announces; else it is handled in
+            this process.
         wait_seconds: for which Telegram holds its answer back where there is nothing.
         allowed_updates: kinds that are asked for. Kinds that no message is made of are ignored.
         conflict_seconds: how long another poller is put up with; None: for good.
@@ -227,6 +228,8 @@ async def poll_telegram(
         TelegramRefused: Telegram does not let this bot in.
     """
     async with AsyncExitStack() as stack:
+        if taken is None and bot.announces:
+            taken = nobody
         if taken is None:
             taken = (await stack.enter_async_context(InProcess(bot))).soon
         failure: TelegramRefused | None = None

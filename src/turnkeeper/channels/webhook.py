@@ -182,8 +182,9 @@ def webhook_app(
     """An application that takes messages at one address. The bot has to be entered before it, and left behind it.
 
     Args:
-        taken: told the conversation's id behind the acknowledgement. None: it is handled in this process, for as long as the
-            application's lifespan lasts, and so is what an earlier process has left.
+        taken: told the conversation's id behind the acknowledgement. None: workers are, if the bot announces what it takes;
+            else it is handled in this process, for as long as the application's lifespan lasts, and so is what an earlier
+            process has left.
 
     See `webhook_route` for the others.
     """

@@ -155,6 +155,11 @@ class Conversations:
         # What the block has raised goes on as it is: nothing of it is this group's.
         await self._tasks.__aexit__(None, None, None)
 
+    @property
+    def announces(self) -> bool:
+        """Whether workers are told of what it takes."""
+        return self._announce is not None
+
     # --- taking messages -------------------------------------------------------------------------------------
 
     async def receive(self, conversation_id: str, message: Message, trace: TraceContext | None = None) -> Receipt:
@@ -170,11 +175,14 @@ class Conversations:
             trace = self._telemetry.current_context()
         kept = keep_message(redacted_message(message, self._keeping), self._keeping.limits.message)
         receipt = await handle.receive(message.event_id, message.kind, kept, trace)
-        if self._announce is not None and not receipt.duplicate:
+        # Also for what came before and is not settled: whoever took it then may have died before he told anybody.
+        if self._announce is not None and (not receipt.duplicate or handle.state.head is not None):
             try:
                 await self._announce(conversation_id)
             except StoreError as e:
-                # It is in the journal, which is what was promised; workers look through the store for such ones.
+                if not await self._is_listed(handle):
+                    raise  # delivered again, it is told of again
+                # Workers look through the store for such ones.
                 log.warning(
                     "conversation %s could not be announced: %s",
                     conversation_id,
@@ -182,6 +190,11 @@ class Conversations:
                     extra={"conversation": conversation_id},
                 )
         return receipt
+
+    async def _is_listed(self, handle: ConversationHandle) -> bool:
+        """Whether who looks through the store finds the conversation by now: an index of logs may lag behind them (LOG-8)."""
+        listed = self._store.heads(HeadQuery(kind=KIND, prefix=handle.key))
+        return any([head.key == handle.key async for head in listed])
 
     async def handle(self, conversation_id: str, message: Message) -> Processed:
         """Take a message, and bring its conversation as far as it goes."""

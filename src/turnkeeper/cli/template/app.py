@@ -90,7 +90,7 @@ async def front(running: Running) -> None:
 
     from turnkeeper.channels.webhook import webhook_app
 
-    app = webhook_app(running.bot, SECRET, taken=running.announce)
+    app = webhook_app(running.bot, SECRET)
     await uvicorn.Server(uvicorn.Config(app, host="0.0.0.0", port=int(os.environ.get("PORT", "8080")))).serve()  # noqa: S104
 
 
