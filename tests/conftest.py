@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -42,6 +43,12 @@ def shared_json(name: str) -> Any:
 def anyio_backend() -> str:
     """Async tests run on asyncio, which the stores' clients need."""
     return "asyncio"
+
+
+def pytest_configure() -> None:
+    """A run that was started in the background ignores Ctrl-C, and so would every process that a test starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 STORES = ("sqlite file", "sqlite memory", "postgres", "redis", "redis resp3", "redis cluster")
