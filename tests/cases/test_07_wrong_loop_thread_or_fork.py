@@ -36,12 +36,8 @@ PROGRAMS = {
 
 STORES = ("sqlite", "postgres", "redis", "redis client", "redis cluster")
 LATER = {
-    ("redis client", "fork"),
-    ("redis client", "fork_in_loop"),
-    ("redis client", "prefork"),
-    ("redis cluster", "fork"),
-    ("redis cluster", "fork_in_loop"),
-    ("redis cluster", "threads"),
+    *(("redis client", program) for program in PROGRAMS if program != "loops"),
+    *(("redis cluster", program) for program in PROGRAMS if program != "fork_in_loop"),
 }
 """Left to `make soak`: these differ from "redis" in who makes the connections only."""
 

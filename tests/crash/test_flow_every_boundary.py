@@ -22,6 +22,8 @@ SINGLY: Final = (*COURSES, INSISTING[3])
 """The courses that are killed at every boundary every time, on files; all of them are in `make soak`."""
 ON_SERVERS: Final = (COURSES[2], COURSES[3])
 """Those that are on servers: what is different there is the store, and that knows no courses."""
+EVERY_TIME: Final = {"postgres": ON_SERVERS, "redis": ON_SERVERS[:1], "redis cluster": ON_SERVERS[1:]}
+"""Of these, those that are not left to `make soak`."""
 IN_PAIRS: Final = (COURSES[0],)
 """Those of which every pair of boundaries is run every time, on files."""
 PARTLY: Final = (COURSES[1], COURSES[2], COURSES[5], AT_ONCE[3], INSISTING[3])
@@ -106,7 +108,7 @@ def singles(stage: Stage, course: Course) -> list[Outcome]:
 
 @courses(
     ("sqlite file", SINGLY),
-    *((server, ON_SERVERS) for server in SERVERS),
+    *EVERY_TIME.items(),
     soak=[(store, ALL) for store in ("sqlite file", *SERVERS)],
 )
 def test_killed_at_every_boundary(stage: Stage, course: Course) -> None:
@@ -152,7 +154,7 @@ def test_every_sixth_boundary_and_each_behind_it(stage: Stage, course: Course) -
     report(stage, course, "a part of the pairs of boundaries", outcomes)
 
 
-@courses(("sqlite file", ON_SERVERS[1:]), *((server, ON_SERVERS) for server in SERVERS))
+@courses(("sqlite file", ON_SERVERS[1:]), *EVERY_TIME.items(), soak=[(server, ON_SERVERS) for server in SERVERS])
 def test_killed_at_some_pairs_of_boundaries(stage: Stage, course: Course) -> None:
     """The same as `test_killed_at_every_boundary`, killed again in the next life; a seeded sample."""
     boundaries = len(undisturbed(stage, course))
