@@ -21,14 +21,19 @@ class _Held:
     __slots__ = ("about", "at", "lost", "renew", "since", "what")
 
     def __init__(
-        self, what: str, renew: Callable[[], Awaitable[bool]], lost: Callable[[], None], at: Fields | None
+        self,
+        what: str,
+        renew: Callable[[], Awaitable[bool]],
+        lost: Callable[[], None],
+        at: Fields | None,
+        since: float | None,
     ) -> None:
         self.about = current()  # it may be renewed by a task that is about something else
         self.at = at
         self.what = what
         self.renew = renew
         self.lost = lost
-        self.since = time.monotonic()
+        self.since = time.monotonic() if since is None else since
 
     @property
     def fields(self) -> Fields:
@@ -55,9 +60,17 @@ class LeaseKeeper:
         renew: Callable[[], Awaitable[bool]],
         lost: Callable[[], None],
         at: Fields | None = None,
+        since: float | None = None,
     ) -> Generator[None]:
-        """Renew the lease of `what` while the block runs; `renew` says whether it is still ours. `at`: for log records."""
-        held = _Held(what, renew, lost, at)
+        """Renew the lease of `what` while the block runs.
+
+        Args:
+            renew: says whether it is still ours.
+            lost: is told when it is not, or may not be.
+            at: for log records.
+            since: the time, by `time.monotonic`, before the write that took it; None: now.
+        """
+        held = _Held(what, renew, lost, at, since)
         self._held.add(held)
         try:
             yield
@@ -66,14 +79,19 @@ class LeaseKeeper:
                 self._held.discard(held)
                 self._tell_if_late(held)  # whoever blocked the event loop until now kept the renewals from telling
 
+    def is_old(self, since: float) -> bool:
+        """Whether a lease that was asked for then may be over before what begins now has begun: renew it first."""
+        return time.monotonic() - since > self._lease / 2
+
     async def run(self) -> None:
         """Renew until cancelled."""
         while True:
             # Monotonic: a wall clock that is set back must not stretch the interval (field case 20, row 7).
             await anyio.sleep(self._lease / 6)
-            for held in list(self._held):
-                if time.monotonic() - held.since >= self._lease / 3 and held in self._held:
-                    await self._renew(held)
+            async with anyio.create_task_group() as renewals:  # one that hangs holds up no other
+                for held in list(self._held):
+                    if time.monotonic() - held.since >= self._lease / 3:
+                        renewals.start_soon(self._renew, held)
 
     def _tell_if_late(self, held: _Held) -> None:
         waited = time.monotonic() - held.since
@@ -83,20 +101,23 @@ class LeaseKeeper:
             log.warning("renewing the lease of %s is late by %.1f s (lease %.1f s)", *told, extra=held.fields)
 
     async def _renew(self, held: _Held) -> None:
+        if held not in self._held:
+            return
         self._tell_if_late(held)
         # Counted from before the write: the store stamps it later than this, so we never think that we own longer.
         sent = time.monotonic()
+        ours = False
         try:
-            ours = await held.renew()
+            # Where a store says nothing until the lease is over, somebody else may have it by then.
+            with anyio.move_on_after(max(held.since + self._lease - sent, self._lease / 3)):
+                ours = await held.renew()
         except StoreError as e:
             if time.monotonic() - held.since < self._lease:
                 why = "the lease of %s could not be renewed, will try again: %s"
                 log.warning(why, held.what, e, extra=held.fields)
                 return
-            ours = False
         except TurnkeeperError as e:  # a log that this version cannot read any more, say
             log.warning("the lease of %s cannot be renewed: %s", held.what, e, extra=held.fields)
-            ours = False
         if held not in self._held:
             return
         if ours:

@@ -26,6 +26,8 @@ class PreparedCall:
         self.arguments: dict[str, Any] = {}
         self.refusal: ModelToolResult | None = None
         self.fence = 0
+        self.since = 0.0
+        """The time, by `time.monotonic`, before the write that took the slot."""
 
     def result(self, outcome: Outcome, output: Any, error_kind: str | None = None) -> ModelToolResult:
         """A result of this call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -281,6 +282,7 @@ class ToolRound:
             return kept_result(stand_in, where)
 
     async def _claim(self, call: PreparedCall) -> SlotAnswer:
+        call.since = time.monotonic()
         (answer,) = await self._journal.ask(self._claim_command(call))
         return self._checked(call, answer)
 
@@ -327,6 +329,8 @@ class ToolRound:
     async def _begin_together(self, calls: list[PreparedCall]) -> tuple[list[PreparedCall], Exception | None]:
         """Take all slots in one append: those whose effects may run now, and what stands in the way of the others."""
         commands = [self._own_commands(call) for call in calls]
+        for call in calls:
+            call.since = time.monotonic()
         answers = iter(await self._journal.ask(*(command for own in commands for command in own)))
         begun: list[PreparedCall] = []
         problem: Exception | None = None
@@ -343,6 +347,7 @@ class ToolRound:
         if call.tool is not None and call.refusal is None and call.tool.policy is Policy.TRANSACTIONAL:
             await self._observed(call, self._run_transactional)
             return
+        call.since = time.monotonic()
         self._begun(call, self._checked(call, *await self._journal.ask(*self._own_commands(call))))
         if call.fence:
             self._running = 1
@@ -451,7 +456,13 @@ class ToolRound:
                 (answer,) = await self._journal.turn.ask(command)
                 return answer is not None and answer.action is ToolCallAction.RENEWED
 
-            with self._leases.holding(where, renew, lost, self._at(call)):
+            if self._leases.is_old(call.since):
+                # The store took its time: another worker may take us for dead before the effect has begun.
+                sent = time.monotonic()
+                if not await renew():
+                    return None, None
+                call.since = sent
+            with self._leases.holding(where, renew, lost, self._at(call), call.since):
                 try:
                     await anyio.lowlevel.checkpoint_if_cancelled()
                     running = start() if tool.is_async else anyio.to_thread.run_sync(start)
