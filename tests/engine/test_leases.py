@@ -6,21 +6,12 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import TypeVar
 
 import anyio
 import pytest
 
-from tests.engine.support import asks_once, slot_of
-from tests.engine.wrapped import WrappedStore
-from turnkeeper import Agent, DidNotHappen, Keeper, ToolContext, tool
 from turnkeeper.engine.leases import LeaseKeeper
 from turnkeeper.errors import StoreBusy, TurnSchemaConflict
-from turnkeeper.stores.sqlite import SqliteStore
-from turnkeeper.turn.names import ToolCallState
-
-T = TypeVar("T")
 
 pytestmark = pytest.mark.anyio
 
@@ -119,43 +110,6 @@ async def test_a_store_that_says_nothing_has_lost_it_at_its_end_and_holds_up_no_
             await lost.wait()
             assert not other.lost.is_set()
         tasks.cancel_scope.cancel()
-
-
-class SlowAtTheBarrier(WrappedStore):
-    """The write that crosses a slot's barrier is told so late that another worker has gone on with the turn."""
-
-    def __init__(self, inner: SqliteStore, go_on: Callable[[], Awaitable[object]]) -> None:
-        super().__init__(inner)
-        self._go_on: Callable[[], Awaitable[object]] | None = go_on
-
-    async def around(self, write: Callable[[], Awaitable[T]]) -> T:
-        """See `WrappedStore`."""
-        written = await write()
-        slot = await slot_of(Keeper(self.inner), 0, 0)
-        if self._go_on is not None and slot is not None and slot.state is ToolCallState.EXECUTING:
-            go_on, self._go_on = self._go_on, None
-            await go_on()
-        return written
-
-
-async def test_an_effect_does_not_begin_on_a_lease_that_was_asked_for_too_long_ago(tmp_path: Path) -> None:
-    """Field case 19: counted from before the write, as the other worker's patience is counted from within the store."""
-    effects: list[str] = []
-
-    async def look_up(context: ToolContext) -> DidNotHappen:
-        return DidNotHappen()
-
-    @tool(reconcile=look_up)
-    async def act(context: ToolContext) -> str:
-        effects.append(context.operation_id)
-        return "acted"
-
-    agent = Agent(asks_once(("act", "")), [act], lease_seconds=0.5)
-    async with await SqliteStore.open(tmp_path / "t.db") as store:
-        slow = SlowAtTheBarrier(store, lambda: Keeper(store).run(agent, "go", turn_id="t"))
-        result = await Keeper(slow).run(agent, "go", turn_id="t")
-    assert result.status == "success"
-    assert len(effects) == 1
 
 
 @pytest.mark.parametrize("blocked", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
@@ -222,11 +223,12 @@ class Conversations:
                 if at_most is not None and handled >= at_most:
                     await self._let_go(handle)
                     return Processed(handled, "more", again_in=0.0)
+                asked_at = time.monotonic()
                 work, why, span = await self._claim(handle)
                 match work.what:
                     case "work":
                         with _UNSEEN if span is None else span.current():
-                            handled += await self._work(handle, work, why, span)
+                            handled += await self._work(handle, work, why, span, asked_at)
                     case "idle":
                         return self._processed(handle, handled)
                     case "busy" | "later" | "held":
@@ -298,7 +300,9 @@ class Conversations:
 
     # --- one message -----------------------------------------------------------------------------------------
 
-    async def _work(self, handle: ConversationHandle, work: Claimed, why: str, span: Scene | None) -> int:
+    async def _work(
+        self, handle: ConversationHandle, work: Claimed, why: str, span: Scene | None, asked_at: float
+    ) -> int:
         """Handle one claimed message. How many were settled by it: 1, or 0 where it was put back or lost."""
         row, mode = work.row, work.mode
         flow = None if row is None else self._flows.get(row.flow)
@@ -315,7 +319,7 @@ class Conversations:
         else:
             run = StepRun(self._desk(handle), flow, work, row, aside=aside)
             self._spawn(run, why)
-        await self._until_quiet(handle, run, flow, work)
+        await self._until_quiet(handle, run, flow, work, asked_at)
         if run.ended == "ended" and aside is not None:
             try:
                 await run.settle(outcome, end=end)
@@ -367,7 +371,9 @@ class Conversations:
         assert self._tasks is not None
         self._tasks.start_soon(run.main, why)
 
-    async def _until_quiet(self, handle: ConversationHandle, run: StepRun, flow: Flow | None, work: Claimed) -> None:
+    async def _until_quiet(
+        self, handle: ConversationHandle, run: StepRun, flow: Flow | None, work: Claimed, asked_at: float
+    ) -> None:
         where = f"conversation {handle.conversation_id!r}"
 
         async def renew() -> bool:
@@ -378,7 +384,7 @@ class Conversations:
             return True
 
         watched = flow is not None and flow.while_running == "cancel" and work.mode in ("begin", "resume")
-        with self._leases.holding(where, renew, run.scope.cancel):
+        with self._leases.holding(where, renew, run.scope.cancel, since=asked_at):
             try:
                 async with anyio.create_task_group() as watch:
                     if watched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import anyio
+import anyio.lowlevel
 from msgspec.structs import replace
 
 from turnkeeper.conversation import commands as c
@@ -136,6 +137,8 @@ class Outlet:
         return send_key(state.conversation_id, state.seed, key)
 
     async def _put_out(self, key: SendKey, content: Content) -> SendOutcome:
+        # Whose lease ended while this was written has lost the conversation, and sends nothing any more.
+        await anyio.lowlevel.checkpoint_if_cancelled()
         handle, public_key = self._pen.handle, self._public_key(key)
         if handle.telemetry is None:
             return await send_on(self._channel, handle.conversation_id, public_key, content)

@@ -133,7 +133,7 @@ async def _send_once(journal: Journal, leases: LeaseKeeper, port: ReplyPort, rep
     def lost() -> None:
         """A send cannot be called back. Whoever took it over looks it up, or sends it under the same key."""
 
-    with leases.holding(f"turn {reply.turn_id!r} reply", renew, lost):
+    with leases.holding(f"turn {reply.turn_id!r} reply", renew, lost, since=journal.asked_at):
         telemetry = journal.turn.telemetry
         if telemetry is None:
             return await awaited(port.send(reply))
@@ -147,6 +147,9 @@ async def _send(journal: Journal, leases: LeaseKeeper, port: ReplyPort) -> None:
     reply = _reply(journal.state, journal.turn.trace_id)
     pause = _PAUSE
     for attempt in range(1, _TRIES + 1):
+        if leases.is_old(journal.asked_at):
+            # The store took its time: another worker may take us for dead before the send has begun.
+            await journal.ask(_claim(journal), while_true=_owned_by(journal.owner))
         try:
             message_id = await _send_once(journal, leases, port, reply)
         except Exception as e:

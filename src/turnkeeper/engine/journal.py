@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -62,6 +63,8 @@ class Journal:
         self._identity: tuple[tuple[str, bytes], RunIdentity | None] = (("", b""), None)
         self.read = Reader()
         """Of this run: for what is looked at in every round."""
+        self.asked_at = time.monotonic()
+        """When the last write was asked for: a lease that it took is counted from then."""
         self._deferred: list[c.Command] = []
         self._lock = anyio.Lock(fast_acquire=True)
 
@@ -104,6 +107,7 @@ class Journal:
                 found out meanwhile is out of date.
         """
         own: list[SlotAnswer | None] = []
+        self.asked_at = time.monotonic()
         with anyio.CancelScope(shield=True):  # also around the lock: siblings that are cancelled have results to write
             async with self._lock:
                 deferred, self._deferred = self._deferred, []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
@@ -250,7 +251,13 @@ class ModelCalls:
         answer: Decided | Exception | None = None
         with anyio.CancelScope() as scope:
             what = f"turn {turn.trace_id!r} model call of round {request.round_index}"
-            with self._leases.holding(what, renew, scope.cancel):
+            since = self._journal.asked_at
+            if self._leases.is_old(since):
+                # The store took its time: another worker may take us for dead before the call has begun.
+                since = time.monotonic()
+                if not await renew():
+                    raise Moved
+            with self._leases.holding(what, renew, scope.cancel, since=since):
                 try:
                     response = await awaited(self._agent.model.invoke(request))
                 except Exception as e:
