@@ -80,7 +80,8 @@ class PostgresTransport(BaseTransport):
         )
         rows = await self._store.ask(self._take_text, parameters, reads=False)
         if rows[0][0] is None:
-            return Taken([], rows[0][6])
+            # 0 is also said where nothing is due at all (`greatest` passes over NULL); who waits looks by himself first.
+            return Taken([], rows[0][6] or None)
         return Taken(
             [
                 Delivery(str(number), key, body, attempt, consumer, fence, published)
