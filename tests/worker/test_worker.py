@@ -231,15 +231,7 @@ async def test_a_message_that_comes_at_the_last_moment_is_seen(store: SqliteStor
 
 
 async def test_draining_finishes_what_is_under_way(store: SqliteStore) -> None:
-    entered, gate = anyio.Event(), anyio.Event()
-    flow = Flow("f")
-
-    @flow.step
-    async def only(c: FlowContext) -> None:
-        entered.set()
-        await gate.wait()
-        await c.send("done")
-
+    flow, entered, gate = gated()
     platform = Platform()
     async with working(store, flow, platform, drain_seconds=60) as scene:
         await scene.says("go")

@@ -25,6 +25,11 @@ def nobody(_: str) -> None:
     """To be told where a bot announces by itself what it takes."""
 
 
+def who_is_told(bot: Conversations, taken: Taken | None) -> Taken | None:
+    """Who is told of what comes in: `taken`, or nobody where the bot announces it by itself. None: it is to be handled here."""
+    return nobody if taken is None and bot.announces else taken
+
+
 async def tell(taken: Taken, conversation_id: str) -> None:
     """Tell of a conversation. What is raised is no failure of the message: it is in the journal, where a worker finds it."""
     try:

@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from turnkeeper.channels.processing import InProcess, Taken, nobody, tell
+from turnkeeper.channels.processing import InProcess, Taken, tell, who_is_told
 from turnkeeper.conversation.conversations import Conversations
 from turnkeeper.conversation.message import Message
 from turnkeeper.errors import InvalidInput, StoreError, ValueTooLarge
@@ -124,8 +124,7 @@ def afterwards(taken: Taken, conversation_id: str) -> BackgroundTask:
 def application(bot: Conversations, taken: Taken | None, route: Callable[[Taken], Route]) -> Starlette:
     """An application with one route. Without `taken`, workers handle what comes if the bot announces it; else it is handled
     here, for as long as the application's lifespan lasts."""
-    if taken is None and bot.announces:
-        taken = nobody
+    taken = who_is_told(bot, taken)
     if taken is not None:
         return Starlette(routes=[route(taken)])
     here = InProcess(bot)

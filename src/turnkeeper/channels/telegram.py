@@ -15,7 +15,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from turnkeeper.channels.processing import InProcess, Taken, nobody, tell
+from turnkeeper.channels.processing import InProcess, Taken, tell, who_is_told
 from turnkeeper.channels.receiving import Refusal, application, bounded_body, guarded, journaled, require_json
 from turnkeeper.channels.telegram_api import (
     UPDATES,
@@ -228,8 +228,7 @@ async def poll_telegram(
         TelegramRefused: Telegram does not let this bot in.
     """
     async with AsyncExitStack() as stack:
-        if taken is None and bot.announces:
-            taken = nobody
+        taken = who_is_told(bot, taken)
         if taken is None:
             taken = (await stack.enter_async_context(InProcess(bot))).soon
         failure: TelegramRefused | None = None

@@ -79,6 +79,13 @@ class LeaseKeeper:
                 self._held.discard(held)
                 self._tell_if_late(held)  # whoever blocked the event loop until now kept the renewals from telling
 
+    async def fresh(self, since: float, renew: Callable[[], Awaitable[bool]]) -> float | None:
+        """Renew a lease that was asked for at `since`, if it is old: when it was asked for last. None: it is not ours."""
+        if not self.is_old(since):
+            return since
+        sent = time.monotonic()
+        return sent if await renew() else None
+
     def is_old(self, since: float) -> bool:
         """Whether a lease that was asked for then may be over before what begins now has begun: renew it first."""
         return time.monotonic() - since > self._lease / 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
@@ -251,12 +250,9 @@ class ModelCalls:
         answer: Decided | Exception | None = None
         with anyio.CancelScope() as scope:
             what = f"turn {turn.trace_id!r} model call of round {request.round_index}"
-            since = self._journal.asked_at
-            if self._leases.is_old(since):
-                # The store took its time: another worker may take us for dead before the call has begun.
-                since = time.monotonic()
-                if not await renew():
-                    raise Moved
+            since = await self._leases.fresh(self._journal.asked_at, renew)
+            if since is None:
+                raise Moved
             with self._leases.holding(what, renew, scope.cancel, since=since):
                 try:
                     response = await awaited(self._agent.model.invoke(request))

@@ -456,13 +456,10 @@ class ToolRound:
                 (answer,) = await self._journal.turn.ask(command)
                 return answer is not None and answer.action is ToolCallAction.RENEWED
 
-            if self._leases.is_old(call.since):
-                # The store took its time: another worker may take us for dead before the effect has begun.
-                sent = time.monotonic()
-                if not await renew():
-                    return None, None
-                call.since = sent
-            with self._leases.holding(where, renew, lost, self._at(call), call.since):
+            since = await self._leases.fresh(call.since, renew)
+            if since is None:
+                return None, None
+            with self._leases.holding(where, renew, lost, self._at(call), since):
                 try:
                     await anyio.lowlevel.checkpoint_if_cancelled()
                     running = start() if tool.is_async else anyio.to_thread.run_sync(start)
